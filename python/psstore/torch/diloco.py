@@ -97,7 +97,7 @@ class DiLoCo(DistributedOptimizer):
         super().__init__(
             inner_optimizer,
             store if store is not None else connect("local://"),  # which is asked for a mode, and has nothing
-            unwrapped(model).named_parameters(),
+            module_of(model).named_parameters(),
             name=name,
             max_norm=max_norm,
             compression=compression,
@@ -130,7 +130,7 @@ class DiLoCo(DistributedOptimizer):
                 " alone: pass the store, or a model in DistributedDataParallel or of fully_shard, on all processes"
             )
         processes.together(lambda: self._check_store(inner, store))
-        shapes = {f"shape of {name}": list(one.shape) for name, one in unwrapped(model).named_parameters()}
+        shapes = {f"shape of {name}": list(one.shape) for name, one in module_of(model).named_parameters()}
         alike = {"delay": learning.delay, "merge": learning.merge, "weight": learning.weight}
         processes.agree({**learning.agreed(), **alike, "compression": repr(compression), **shapes})
 
@@ -174,7 +174,7 @@ class DiLoCo(DistributedOptimizer):
             self._learner.set_progress(progress)
 
 
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+def module_of(model: torch.nn.Module) -> torch.nn.Module:
     """The model that a DistributedDataParallel is around, whose names are those of learners of one process."""
     found: torch.nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return found

@@ -140,7 +140,7 @@ class LearnerStep(LocalStep):
         fragments = cut(trained, whole, learning.fragments)
         chosen = {one.name: training.compression_of(of) for of, one in zip(trained, whole, strict=True)}
         specs = [one.spec(learning.rule, group=training.first_group) for one in whole]
-        values = self._processes.gather(whole, [_to_store(of, one) for of, one in zip(trained, whole, strict=True)])
+        values = self._gather(trained, whole)
         self._processes.ask(lambda: self._create(specs, values))
         self._push_codecs = {name: one.push for name, one in chosen.items() if one.push != "none"}
         self._pull_codecs = {name: one.pull for name, one in chosen.items() if one.pull != "none"}
@@ -202,7 +202,7 @@ class LearnerStep(LocalStep):
         self._merge_if_due(math.inf)
         whole = [one for fragment in self._fragments for one in fragment.whole]
         trained = [one for fragment in self._fragments for one in fragment.trained]
-        values = self._processes.gather(whole, [_to_store(of, one) for of, one in zip(trained, whole, strict=True)])
+        values = self._gather(trained, whole)
         self._processes.ask(lambda: self._restore(whole, values))
         self._take_whole()
 
@@ -305,6 +305,11 @@ class LearnerStep(LocalStep):
             fragment.merge(self._pull(fragment), share=1.0)
             fragment.weighed_at = self._counted
 
+    def _gather(self, trained: Sequence[Trained], whole: Sequence[SharedTensor]) -> list[torch.Tensor]:
+        """The parameters' values, whole, on the leader, in main memory and the store's precision."""
+        parts = [one.parameter.detach().to("cpu", w.dtype) for one, w in zip(trained, whole, strict=True)]
+        return self._processes.gather(whole, parts)
+
     # ---- what the leader asks the store ----
 
     def _check_mode(self) -> None:
@@ -324,11 +329,6 @@ class LearnerStep(LocalStep):
         if self._training.is_first:
             store.restore({one.name: Restored(value) for one, value in zip(whole, values, strict=True)})
         store.barrier("published")
-
-
-def _to_store(one: Trained, whole: SharedTensor) -> torch.Tensor:
-    """A parameter's value, in main memory and the store's precision."""
-    return one.parameter.detach().to("cpu", whole.dtype)
 
 
 def _nothing(_: object) -> None:
