@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from tests.support.cluster import TRANSPORTS, Cluster, clusters
 from tests.support.fake_shards import on_devices
 
 LOOPS = ("uvloop", "asyncio")
+BOTH = "both"
 
 SESSION_VARIABLE = "PSSTORE_TEST_SESSION"
 """Inherited by every process that a test starts, so that orphans are recognised too."""
@@ -29,9 +30,9 @@ EXIT_GRACE_S = 5.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--loop",
-        choices=LOOPS,
+        choices=(*LOOPS, BOTH),
         default=LOOPS[0],
-        help="event loop of servers under test",
+        help=f"event loop of servers under test; {BOTH}: tests that are marked so run under each",
     )
     parser.addoption(
         "--damages",
@@ -51,7 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # torch's: tests share few cores, where threads that spin are in the way
-    os.environ["PSSTORE_LOOP"] = config.getoption("--loop")
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
     if config.getoption("--device") == "fake":
         _core.Shard = on_devices()  # type: ignore[assignment,misc]
@@ -68,8 +68,31 @@ FIRST = (
 """Files that take long, and folders that have some, the longest first: what is last, one worker does alone."""
 
 
+@pytest.hookimpl(trylast=True)  # where the marks of parameters and of fixtures' parameters are known
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.getoption("--loop") != BOTH:
+        return
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    if "one_loop" in marks:
+        return
+    if "sockets" in marks or any(_under_both(call.marks) for call in metafunc._calls):
+        metafunc.parametrize("loop_name", LOOPS, indirect=True, scope="module")
+
+
+def _under_both(marks: Iterable[pytest.Mark | pytest.MarkDecorator]) -> bool:
+    names = {mark.name for mark in marks}
+    return "sockets" in names and "one_loop" not in names
+
+
+def _needs_no_second_loop(item: pytest.Item) -> bool:
+    """A parameter may say that what its test is about is in no event loop, or in any."""
+    callspec = getattr(item, "callspec", None)
+    second = callspec is not None and callspec.params.get("loop_name") == LOOPS[1]
+    return second and not _under_both(item.iter_markers())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_turn)
+    items[:] = sorted((item for item in items if not _needs_no_second_loop(item)), key=_turn)
 
 
 def pytest_collection_finish() -> None:
@@ -98,10 +121,14 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "Shard", on_devices())
 
 
-@pytest.fixture(scope="session")
-def loop_name(pytestconfig: pytest.Config) -> str:
-    """'uvloop' or 'asyncio': what servers of this run use."""
-    return str(pytestconfig.getoption("--loop"))
+@pytest.fixture(scope="module", autouse=True)
+def loop_name(request: pytest.FixtureRequest) -> str:
+    """'uvloop' or 'asyncio': what servers under test use. A module's fixture that starts one takes this, since servers
+    of one loop have to end before those of the other start."""
+    option = request.config.getoption("--loop")
+    name = str(getattr(request, "param", LOOPS[0] if option == BOTH else option))
+    os.environ["PSSTORE_LOOP"] = name
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -132,8 +159,8 @@ def _belongs(process: psutil.Process, session: str) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_process_left_behind() -> Iterator[None]:
-    """Fails the last test of a module if a process that the module started outlives it, and kills it."""
+def no_process_left_behind(loop_name: str) -> Iterator[None]:
+    """Fails the last test of a module, under one loop, if a process that it started outlives it, and kills that."""
     before = set(_started_by_tests())
     yield
     left = [process for process in _started_by_tests() if process not in before]
@@ -152,7 +179,7 @@ def _describe(process: psutil.Process) -> str:
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(loop_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Two shards and one worker's place, over each transport."""
     with clusters(request.param) as start:
         yield start(shards=2)

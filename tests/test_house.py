@@ -4,7 +4,6 @@ lie where they are looked for."""
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,16 +50,3 @@ def test_a_docstring_can_be_read_alone(sources: dict[str, ast.Module]) -> None:
 def starts() -> tuple[str, ...]:
     """Word by word: 'Often' and 'Items' are fine."""
     return tuple(f"{words}{end}" for words in NOT_ALONE for end in " ,.:")
-
-
-def test_what_runs_under_both_loops_lies_where_it_is_looked_for(repository: Path) -> None:
-    """The second run, under asyncio, is of some folders: whatever has sockets elsewhere must say `one_loop`."""
-    looked_for = re.findall(r"tests/[a-z/]+", (repository / ".ci" / "run").read_text().partition("--loop=asyncio")[2])
-    assert looked_for
-    uses = re.compile(r"mark[.]sockets|[(=]TRANSPORTS|[*]TRANSPORTS")
-    found = [
-        str(path.relative_to(repository))
-        for path in (repository / "tests").rglob("test_*.py")
-        if uses.search(text := path.read_text()) and "mark.one_loop" not in text
-    ]
-    assert not [path for path in found if not path.startswith(tuple(f"{folder}/" for folder in looked_for))]

@@ -20,7 +20,7 @@ WAITS = 20
 
 
 @pytest.fixture(scope="module")
-def busy_url() -> Iterator[str]:
+def busy_url(loop_name: str) -> Iterator[str]:
     with StoreProcess("--workers", "2", "--busy-poll-us", "500") as store:
         yield store.url
 

@@ -41,7 +41,7 @@ from tests.support.server_process import eventually
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(loop_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with clusters(request.param) as start:
         yield start(shards=2, workers=2)
 

@@ -73,7 +73,7 @@ def train(url: str, transport: Any, prefix: str, rounds: int = 4) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def shared_cluster() -> Iterator[Cluster]:
+def shared_cluster(loop_name: str) -> Iterator[Cluster]:
     with clusters("shm") as start:
         yield start(shards=2)
 

@@ -82,7 +82,7 @@ def num_mappings(store: Store) -> int:
 
 
 @pytest.fixture(scope="module", params=[*TRANSPORTS, pytest.param("shm", marks=pytest.mark.sockets)])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(loop_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with clusters(request.param) as start:
         yield start(shards=2)
 

@@ -37,7 +37,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[StoreProcess]:
+def store(loop_name: str) -> Iterator[StoreProcess]:
     with StoreProcess("--shards", "2") as store:
         yield store
 

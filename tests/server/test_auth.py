@@ -21,7 +21,7 @@ TOKEN = b"correct horse battery staple"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+def store(loop_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     token_file: Path = tmp_path_factory.mktemp("auth") / "token"
     token_file.write_bytes(TOKEN + b"\n")
     token_file.chmod(0o600)

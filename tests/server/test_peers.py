@@ -26,7 +26,7 @@ VERSION_AT, NUM_SLICES_AT, BODY_BYTES_AT, PAYLOAD_BYTES_AT, HEADER_CRC_AT = 4, 8
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[StoreProcess]:
+def store(loop_name: str) -> Iterator[StoreProcess]:
     with StoreProcess("--shards", "2", "--log-level", "debug") as store:
         yield store
         assert "Traceback" not in store.log()

@@ -72,7 +72,7 @@ class Trusted:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trusted]:
+def store(loop_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trusted]:
     folder = tmp_path_factory.mktemp("trust")
     ca = TestCA(folder)
     host, client = ca.issue("127.0.0.1", "localhost"), ca.issue("client.example", file="client")

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.sockets
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ended_fork_server() -> Iterator[None]:
-    """It would outlive the tests."""
+def ended_fork_server(loop_name: str) -> Iterator[None]:
+    """It would outlive the tests, and serve under the loop that it began with."""
     yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # as CPython's own tests do
 
