@@ -166,10 +166,19 @@ async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
 
 
 async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
-    coordinator = peers[0]
-    verdict = await _first_of(
-        [_attend(peer, duty) if peer is coordinator else _keep(peer, coordinator, duty) for peer in peers]
-    )
+    coordinator, terms = peers[0], duty.consistency
+    job_state = JobState(num_workers=terms.num_workers, patience_s=duty.patience_s, elastic=terms.elastic)
+    attending = _attend(coordinator, job_state if duty.until_done else None)
+    try:
+        verdict = await _first_of([attending, *(_keep(peer, coordinator, duty) for peer in peers[1:])])
+    except StoreUnreachable:
+        # Its host may have heard before this one that the workers are done, and have ended it.
+        if not (duty.until_done and coordinator.is_up):
+            raise
+        done = job_state.update(await coordinator.counters(), asyncio.get_running_loop().time())
+        if done is None:
+            raise
+        verdict = done
     await _linger(duty.ended_before)
     return verdict
 
@@ -221,14 +230,13 @@ def _is_in_use(welcome: Welcome, counters: Mapping[str, int | float | str]) -> b
     )
 
 
-async def _attend(coordinator: _Peer, duty: Duty) -> Verdict:
-    """Until the workers are done, if that is to be noticed. Raises StoreUnreachable if shard 0 is gone."""
+async def _attend(coordinator: _Peer, job_state: JobState | None) -> Verdict:
+    """Until the workers are done. `job_state`: None if that is not to be noticed. Raises StoreUnreachable if shard 0 is
+    gone."""
     await coordinator.reach()
-    terms = duty.consistency
-    job_state = JobState(num_workers=terms.num_workers, patience_s=duty.patience_s, elastic=terms.elastic)
     while True:
         counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
-        if duty.until_done:
+        if job_state is not None:
             verdict, reminder = job_state.update(counters, now), job_state.reminder(counters, now)
             if verdict is not None:
                 return verdict

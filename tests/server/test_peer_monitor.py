@@ -1,0 +1,89 @@
+"""What a host makes of the loss of another one's shard: whether the store is lost, or over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from psstore.config import Credentials
+from psstore.errors import StoreUnreachable
+from psstore.server import peer_monitor
+from psstore.server.job_state import Verdict
+from psstore.server.peer_monitor import Duty
+from psstore.types import Consistency
+
+AT_WORK = {"ranks_live": "0,1", "ranks_lost": "", "ranks_left": ""}
+DONE = {"ranks_live": "", "ranks_lost": "", "ranks_left": "0,1"}
+
+
+class Shard0:
+    """Answers what it counts, and the last of it again and again."""
+
+    is_up = True
+
+    def __init__(self, *answers: Mapping[str, str]) -> None:
+        self.answers = list(answers)
+        self.asked = asyncio.Event()
+
+    async def reach(self) -> None: ...
+
+    async def counters(self) -> Mapping[str, str]:
+        self.asked.set()
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+class LostShard:
+    """Gone once shard 0 has said that everybody is at work."""
+
+    is_refused = True
+
+    def __init__(self, coordinator: Shard0) -> None:
+        self._coordinator = coordinator
+
+    async def reach(self) -> None:
+        await self._coordinator.asked.wait()
+        raise StoreUnreachable("its host refuses connections")
+
+
+async def verdict_on_a_loss(*answers: Mapping[str, str], until_done: bool = True) -> Verdict:
+    duty = Duty(
+        index=0,
+        addresses=("ps://h0:1", "ps://h1:1"),
+        asked_at={},
+        consistency=Consistency(num_workers=2),
+        credentials=Credentials(),
+        restored=-1,
+        goes_back=True,
+        store="",
+        former="",
+        is_new=True,
+        ended_before=tuple,
+        until_done=until_done,
+        patience_s=60.0,
+    )
+    coordinator = Shard0(*answers)
+    peers: list[Any] = [coordinator, LostShard(coordinator)]
+    return await peer_monitor._follow(duty, peers)
+
+
+@pytest.fixture(autouse=True)
+def asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other host asks shard 0 in between, as it may anyway."""
+    monkeypatch.setattr(peer_monitor, "POLL_S", 60.0)
+
+
+def test_a_shard_whose_host_heard_first_that_the_workers_are_done_is_no_loss() -> None:
+    assert asyncio.run(verdict_on_a_loss(AT_WORK, DONE)) == Verdict(None)
+
+
+def test_a_shard_that_goes_while_workers_are_there_is_lost() -> None:
+    with pytest.raises(StoreUnreachable, match="refuses connections"):
+        asyncio.run(verdict_on_a_loss(AT_WORK))
+
+
+def test_a_shard_that_goes_from_a_store_that_stays_is_lost() -> None:
+    with pytest.raises(StoreUnreachable, match="refuses connections"):
+        asyncio.run(verdict_on_a_loss(AT_WORK, DONE, until_done=False))
