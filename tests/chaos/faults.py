@@ -57,6 +57,10 @@ class Faults:
         }
         return kinds.get(fault.victim.split()[0], self._at_process)(fault)
 
+    def settle(self) -> None:
+        """Waits until whoever came back may lead: one that comes to a store which is over waits for another one."""
+        self._groups.find("leader", 0)
+
     def _at_process(self, fault: Fault) -> Callable[[], bool]:
         return partial(self._on_process, fault, self._processes.find(fault.victim))
 

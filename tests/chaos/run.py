@@ -165,6 +165,8 @@ class Monkey:
             self._ports = self.processes.listening()
             for fault in self._by_the_clock() if plan.fault_every_s else self._by_steps():
                 self._do(fault, faults)
+            if plan.scene in ON_HOSTS and plan.scene in WITH_STANDBYS:
+                faults.settle()
         self._gates.open(plan.steps)
 
     def _by_steps(self) -> Iterator[Fault]:

@@ -381,6 +381,17 @@ def test_a_host_that_stands_still_as_the_workers_finish_ends_too(tmp_path: Path,
         assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
 
 
+def test_a_host_that_nobody_waits_for_any_longer_hears_of_the_end_by_the_stream(tmp_path: Path) -> None:
+    """Its standby has it from its shard, which nobody can be asked about any more when the host goes on."""
+    with Hosts(tmp_path, flags=("--until-done",)) as hosts:
+        with trained(hosts):
+            late = psutil.Process(hosts.of[1, True].process.pid)
+            late.suspend()
+        assert hosts.of[0, False].wait() == hosts.of[1, False].wait() == 0
+        late.resume()
+        assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
+
+
 def test_a_host_that_is_just_back_as_the_workers_finish_ends_too(tmp_path: Path) -> None:
     """Its standby is not up before the shard is gone that it was to follow."""
     with Hosts(tmp_path, flags=("--until-done",)) as hosts:

@@ -161,6 +161,11 @@ class Server:
         self._service.standbys.done_without(client)
         self.poller.deliver()
 
+    def store_ends(self) -> None:
+        """The workers are done, and this process is about to end: its standbys hear so."""
+        self._service.standbys.store_ends()
+        self.poller.deliver()
+
     def not_resharded(self, why: str) -> None:
         """The store goes on with the shards that it has."""
         self._carry_out(self._service.not_resharded(why, self.now()))

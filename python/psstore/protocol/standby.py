@@ -61,6 +61,8 @@ class Standby:
         """The connection to its shard is lost."""
         self.on_in_sync: Callable[[], None] = lambda: None
         """Called when it may lead from now on."""
+        self.on_over: Callable[[], None] = lambda: None
+        """Called when its shard says that the workers are done."""
         self.on_silent: Callable[[], None] = lambda: None
         """Called when its shard has said nothing for so long that others may be asked who leads. From then on the shard
         must not be answered: it would go on."""
@@ -198,6 +200,8 @@ class Standby:
                 self._facts.words.know({record.client: record.leads})
             case r.StillLeads():
                 pass
+            case r.StoreEnds():
+                self.on_over()
             case r.InSync():
                 self._lease_s = math.inf if record.lease_s is None else record.lease_s
                 self.state = STANDBY.after(self.state, StandbyEvent.TOLD)

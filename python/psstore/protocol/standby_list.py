@@ -159,6 +159,11 @@ class StandbyList:
                 if not one.is_gone:
                     self.on_dropped(conn)
 
+    def store_ends(self) -> None:
+        """Tells them that the workers are done."""
+        if self._facts.data.is_followed:
+            self._facts.data.record(r.encode_record(r.StoreEnds()))
+
     def retired(self, conn: int) -> None:
         """Forgets a standby that has said that it will never lead."""
         one = self._of.get(conn)

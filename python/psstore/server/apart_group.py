@@ -26,7 +26,7 @@ from psstore.errors import PsstoreError
 from psstore.protocol.election import Succession
 from psstore.server.other_member import LOOK_S, FoundMember, look_at, promote
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import CUT, IN_SYNC, LEAD, LOST, READY, RETIRED, WITHOUT
+from psstore.server.settings import CUT, IN_SYNC, LEAD, LOST, OVER, READY, RETIRED, WITHOUT
 from psstore.server.shard_group import FIRST_PAUSE_S, MAX_PAUSE_S
 from psstore.server.voting import Places, vote
 
@@ -77,6 +77,8 @@ class ApartGroup:
         self._asked = ""
         """A standby that others were asked about, as a client: one may have said that it is gone, so it will never
         lead."""
+        self.is_over = False
+        """The shard has said that the workers are done."""
         self._may_ask_at = math.inf
         """When others may be asked whether the process here leads, which has lost its shard."""
         self._fate: tuple[str, float] | None = None
@@ -154,12 +156,20 @@ class ApartGroup:
             elif what == RETIRED:
                 self._in_sync, self._lost, self._ask_at = False, "", math.inf
                 _log.info("%s goes on without its standby at %s, which ends", self._name, self._other)
+            elif what == OVER:
+                self.is_over = True
             elif what == CUT:
                 self._may_ask_at = time.monotonic() + float(rest)
                 self._ask_soon()
             else:
                 _log.warning("%s: %s", child.name, line)
         return None
+
+    def store_ends(self) -> None:
+        """Has the other process hear that the workers are done, whatever its host has heard. To be called before the
+        one here is told to end."""
+        if self.leads and self._child is not None:
+            self._child.tell(OVER)
 
     def resign(self) -> None:
         """Ends the process here, and has the other one lead, if it can. Until that one is found, the process here

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable
 
-from psstore.server.settings import LEAD, NOT_RESHARDED, STAND_STILL, WITHOUT
+from psstore.server.settings import LEAD, NOT_RESHARDED, OVER, STAND_STILL, WITHOUT
 
 _log = logging.getLogger("psstore.server")
 
@@ -21,6 +22,8 @@ class Orders:
         """This standby is to lead."""
         self.on_without: Callable[[str], None] = lambda client: None
         """Called with a standby that will never lead."""
+        self.on_over: Callable[[], None] = lambda: None
+        """Called when the workers are done, before the order to end."""
         self.on_stand_still: Callable[[str], None] = lambda client: None
         """Called with the client that may have the shard stand still."""
         self.on_not_resharded: Callable[[str], None] = lambda why: None
@@ -28,9 +31,16 @@ class Orders:
         self._loop = loop
         self._stopped = stopped
         self._begun = b""
+        self._is_closed = False
         loop.add_reader(sys.stdin.fileno(), self._read)
 
+    def catch_up(self) -> None:
+        """Carries out what was ordered before now."""
+        while not self._is_closed and select.select([sys.stdin], [], [], 0.0)[0]:
+            self._read()
+
     def close(self) -> None:
+        self._is_closed = True
         self._loop.remove_reader(sys.stdin.fileno())
 
     def _read(self) -> None:
@@ -47,6 +57,8 @@ class Orders:
                 self.lead.set()
             elif what == WITHOUT:
                 self.on_without(rest)
+            elif what == OVER:
+                self.on_over()
             elif what == STAND_STILL:
                 self.on_stand_still(rest)
             elif what == NOT_RESHARDED:

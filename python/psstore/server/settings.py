@@ -35,6 +35,9 @@ IN_SYNC, LOST = "in-sync", "lost"
 RETIRED = "retired"
 """What a shard reports, with the client that its standby was: that one ends, and is done without."""
 
+OVER = "over"
+"""What a shard is told, and its standby reports: the workers are done, and the store ends on all hosts."""
+
 CUT = "cut"
 """What a standby reports that may lead, with the seconds before others may be asked whether it does: it has lost its
 shard, which may be dead."""

@@ -45,7 +45,7 @@ from psstore.server.host_counters import host_counters
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
 from psstore.server.restoring import restore
-from psstore.server.settings import CUT, IN_SYNC, LOST, READY, RESHARD, RETIRED, Follows, ShardSettings
+from psstore.server.settings import CUT, IN_SYNC, LOST, OVER, READY, RESHARD, RETIRED, Follows, ShardSettings
 from psstore.server.shard_saver import ShardSaver
 
 RETIRE_S = 1.0
@@ -130,6 +130,7 @@ async def serve(settings: ShardSettings) -> None:
     service.standbys.on_lost = lambda client: report(LOST, client)
     service.standbys.on_retired = lambda client: report(RETIRED, client)
     orders.on_without = server.done_without
+    orders.on_over = server.store_ends
     if settings.is_whole:
         service.on_reshard = lambda shards: report(RESHARD, str(shards))
         orders.on_stand_still = service.standstill.allow
@@ -144,6 +145,7 @@ async def serve(settings: ShardSettings) -> None:
     report(READY)
     await stopped.wait()
     service.standbys.on_lost = lambda client: None  # it is this process that goes, and a standby may lead
+    orders.catch_up()
     orders.close()
     if not failures:  # then the supervisor may start another shard there
         for path in unix_paths:  # before others can bind it: from here on it might be theirs
@@ -210,6 +212,7 @@ async def stand_by(
     if follows.place:
         assert service.standby is not None, "it follows"
         service.standby.on_in_sync = lambda: report(IN_SYNC)
+        service.standby.on_over = lambda: report(OVER)
         service.standby.on_silent = server.lose_leader
         service.on_promoted = orders.lead.set
         listen(server, sockets)

@@ -104,8 +104,14 @@ class ShardGroups:
                     one.stopped_at = math.inf  # there is nobody to lead in its place
         return None
 
-    def resign(self) -> None:
+    is_over = False
+    """Never told: who watches both processes of a shard knows."""
+
+    def store_ends(self) -> None:
         """Does nothing: standbys here end with their shards."""
+
+    def resign(self) -> None:
+        """Does nothing, either."""
 
     def heard(self, child: ShardProcess) -> str | None:
         """One of them says something, or has ended. How it ended, if the shard is lost with it."""

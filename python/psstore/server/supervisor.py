@@ -278,8 +278,11 @@ class Supervisor:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
             self._checkpoints.end()
-            if ending.is_asked and self._groups is not None:
-                self._groups.resign()
+            if self._groups is not None:
+                if ending.is_asked:
+                    self._groups.resign()
+                elif ending.status == EXIT_OK:
+                    self._groups.store_ends()
             self._stop(selector)
             return ending.status
 
@@ -492,6 +495,8 @@ class Supervisor:
             if any(isinstance(event, CheckpointProcess) for event in events):
                 self._checkpoints.begin_again()
             heard = [groups.heard(event) for event in events if isinstance(event, ShardProcess)]
+            if groups.is_over:
+                return Ending(EXIT_OK)
             if any(isinstance(event, Signals) for event in events):  # whoever can be handed over to is known now
                 return Ending(EXIT_OK, is_asked=True)
             dead = [fate for fate in (lost, *heard) if fate is not None]

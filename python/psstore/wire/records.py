@@ -53,6 +53,10 @@ class StillLeads(Record, frozen=True):
     """A beat: the shard leads when this is sent."""
 
 
+class StoreEnds(Record, frozen=True):
+    """The workers are done, and all that the store consists of ends."""
+
+
 # ---- the coordinator: what it was told, in order, from which all else follows (protocol/coordinator_feed.py) ----
 
 
@@ -160,6 +164,7 @@ AnyRecord = (
     | LifeAttached
     | WordGiven
     | StillLeads
+    | StoreEnds
     | ClientCame
     | ClientWent
     | WorkerBeat
