@@ -174,6 +174,46 @@ def test_next_group_starts_when_all_have_left() -> None:
         worker.ask("LEAVE")
 
 
+def test_lives_that_go_on_when_all_have_left_wait_for_nobody_and_change_nothing() -> None:
+    """Their former ones died on their way out: the others do not come again."""
+    store = FakeStore(num_workers=2)
+    gone = [store.worker(rank) for rank in range(2)]
+    requests = [(peer, peer.commit(1)) for peer in gone]
+    assert [peer.committed(request).decision for peer, request in requests] == [1, 1]
+    for peer in gone:
+        peer.ask("LEAVE")
+    again = []
+    for rank in (1, 0):
+        again.append(store.connect(role="worker"))
+        joined = again[-1].joined(again[-1].send("JOIN", m.Join(rank=rank, goes_on=True)))
+        assert (joined.rank, joined.incarnation, joined.round, joined.stop) == (rank, 2, 2, True)
+        committed = again[-1].committed(again[-1].commit(2))
+        assert (committed.late, committed.decision) == (True, 1)
+    requests = [(peer, peer.send("BARRIER", m.Barrier(name="b", count=1))) for peer in again]
+    assert all(peer.is_answered(request) for peer, request in requests)
+
+
+def test_a_life_that_goes_on_waits_for_nobody_where_workers_come_and_go() -> None:
+    store = FakeStore(num_workers=3, fewest=2)
+    gone = [store.connect(role="worker") for _ in range(2)]
+    requests = [(peer, peer.send("JOIN", m.Join())) for peer in gone]
+    for peer, request in requests:
+        peer.joined(request)
+        peer.ask("LEAVE")
+    again = store.connect(role="worker")
+    assert again.joined(again.send("JOIN", m.Join(rank=0, goes_on=True))).stop
+
+
+def test_a_life_that_goes_on_while_others_train_is_one_of_them() -> None:
+    store = FakeStore(num_workers=2)
+    left, other = (store.worker(rank) for rank in range(2))
+    left.ask("LEAVE")
+    again = store.connect(role="worker")
+    assert not again.joined(again.send("JOIN", m.Join(rank=0, goes_on=True))).stop
+    requests = [(peer, peer.commit(1)) for peer in (again, other)]
+    assert [peer.committed(request).decision for peer, request in requests] == [1, 1]
+
+
 def test_client_that_never_joined_is_no_worker() -> None:
     stranger = FakeStore().connect()
     with pytest.raises(errors.StaleIncarnation, match="never joined"):

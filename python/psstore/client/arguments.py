@@ -27,6 +27,8 @@ class Options:
     """Id of the client, 32 hex digits; None: a random one."""
     rank: int | None = None
     num_workers: int | None = None
+    goes_on: bool = False
+    """A worker takes the place of a life that failed."""
     credentials: Credentials = NO_CREDENTIALS
     timeout_s: float = 30.0
     wait_s: float = 300.0

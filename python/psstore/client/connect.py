@@ -21,6 +21,7 @@ from psstore.config import (
     check_busy_poll,
     check_connections,
     check_transport,
+    was_restarted,
     worker_environment,
 )
 from psstore.errors import BadArgument, RankTaken, TooManyWorkers
@@ -89,6 +90,7 @@ def connect(
         role=role,
         rank=told.rank if rank is None else whole("rank", rank),
         num_workers=told.num_workers if num_workers is None else whole("num_workers", num_workers),
+        goes_on=role == "worker" and was_restarted() and not _has_joined,
         credentials=_credentials(told.credentials, token=token, ca=tls_ca, cert=tls_cert, key=tls_key),
         timeout_s=float(timeout_s),
         wait_s=float(wait_s),
@@ -167,6 +169,7 @@ def open_store(url: str | None, options: Options) -> Store:
 
     try:
         operations, remote = open_remote(seeds, options)
+        _note_worker(options)
     except (RankTaken, TooManyWorkers) as error:
         if held := ranks_held(url):
             raise type(error)(f"{error.message}; {_own(held)}", **error.details) from None
@@ -178,6 +181,11 @@ def open_store(url: str | None, options: Options) -> Store:
     rank = operations.client.identity.rank
     assert rank is not None, "it is a worker, and has joined"
     return TracedStore(operations, remote, url, again, notes=[make(rank) for make in notes])
+
+
+def _note_worker(options: Options) -> None:
+    global _has_joined
+    _has_joined |= options.role == "worker"
 
 
 def _notes(options: Options) -> list[Callable[[int], Notes]]:
@@ -192,6 +200,10 @@ def _notes(options: Options) -> list[Callable[[int], Notes]]:
 
         made.append(StepSpans)
     return made
+
+
+_has_joined = False
+"""This process has been a worker: what it joins next is a training of its own, whatever place it was started in."""
 
 
 def _own(ranks: Sequence[int]) -> str:

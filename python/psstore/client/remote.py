@@ -156,7 +156,9 @@ class Remote:
             await client.stats()  # each shard has answered what it was asked before: whether it shares memory
             _check_shares_memory(client.shards)
         if options.role == "worker":
-            await client.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
+            await client.join(
+                rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s, goes_on=options.goes_on
+            )
             coordinator = sessions[0]
             assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, routes[0], self.thread.loop)

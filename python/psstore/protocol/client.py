@@ -167,11 +167,14 @@ class Client:
 
     # ---- membership ----
 
-    async def join(self, *, rank: int | None, num_workers: int | None, wait_s: float = JOIN_WAIT_S) -> None:
+    async def join(
+        self, *, rank: int | None, num_workers: int | None, wait_s: float = JOIN_WAIT_S, goes_on: bool = False
+    ) -> None:
         """Becomes a worker and attaches to every shard. `wait_s`: how long for the end of the open round, where workers
-        come and go. Raises RankTaken, TooManyWorkers, BadArgument, DeadlineExceeded."""
+        come and go. `goes_on`: in the place of a life that failed. Raises RankTaken, TooManyWorkers, BadArgument,
+        DeadlineExceeded."""
         _check_wait(wait_s)
-        body = m.Join(rank=rank, num_workers=num_workers, wait_s=wait_s)
+        body = m.Join(rank=rank, num_workers=num_workers, wait_s=wait_s, goes_on=goes_on)
         asked = self._request(self.sessions[0], "JOIN", body=body, timeout_s=wait_s + GRACE_S)
         joined = _expect(m.Joined, await asked)
         self._learn_members(joined.members)

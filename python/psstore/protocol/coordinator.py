@@ -226,6 +226,7 @@ class Coordinator:
         """A worker comes. Where others come and go, too, it waits until the open round is decided."""
         known = self.membership.find(client)
         may_wait = self.roster.is_elastic and (known is None or known.state is WorkerState.LEFT)
+        may_wait = may_wait and not (join.goes_on and self.membership.is_done)
         if may_wait and self.roster.arrived(join, client=client, conn=conn, request=request, now=now):
             return self.rounds.settle(now)
         return self._join(conn, request, join, client, now)
@@ -244,6 +245,7 @@ class Coordinator:
 
     def _join(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
         before = self.membership.find(client)
+        is_late = join.goes_on and self.membership.is_done
         worker = self.membership.join(
             client=client,
             conn=conn,
@@ -251,11 +253,13 @@ class Coordinator:
             announced=join.num_workers,
             clock=self.rounds.first_clock(),
             now=now,
+            goes_on=join.goes_on,
         )
         told: list[Reply] = []
         if worker is not before:
             self._barriers.forget(worker.rank)
             told = self.rounds.replaced(worker.rank)
+            told += self.rounds.end(self.rounds.log.last, now) if is_late else []
         if self.rounds.torn is not None:  # by this one's taking the rank over
             return [*told, *self._move_barriers(now), Reply(conn, request, self.rounds.torn)]
         ticket = TicketFact(client=client, rank=worker.rank, incarnation=worker.incarnation)

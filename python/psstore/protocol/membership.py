@@ -106,18 +106,32 @@ class Membership:
         self._clocks = Earliest()
         """Clocks of the LIVE workers."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether there was a group of workers, and all have left."""
+        return bool(self.workers) and len(self._in_state[LEFT]) == len(self.workers)
+
     def join(
-        self, *, client: str, conn: int, rank: int | None, announced: int | None, clock: int, now: float
+        self,
+        *,
+        client: str,
+        conn: int,
+        rank: int | None,
+        announced: int | None,
+        clock: int,
+        now: float,
+        goes_on: bool = False,
     ) -> Worker:
-        """A new life for a rank, or the same one if this client has it already (a resend)."""
+        """A new life for a rank, or the same one if this client has it already (a resend). `goes_on`: of a group
+        that is done, if this one is; else the next group starts afresh."""
         if announced is not None and announced != self.num_workers and not self.elastic:
             raise BadArgument(
                 f"this worker believes in {announced} workers, the store was started for {self.num_workers};"
                 " start the store with the same --workers"
             )
         self._check_range(rank)
-        if len(self._in_state[LEFT]) == len(self.workers):
-            self._forget_all()  # the whole group is done: the next one starts afresh
+        if self.is_done and not goes_on:
+            self._forget_all()
         known = self.find(client)
         if known is not None and known.state is not LEFT:
             if rank not in (None, known.rank):

@@ -348,6 +348,8 @@ class Join(Message, frozen=True, kw_only=True):
     wait_s: Seconds = 300.0
     """Where workers come and go: how long the coordinator may wait for the end of the open round before it answers with
     DEADLINE_EXCEEDED."""
+    goes_on: bool = False
+    """It takes the place of a life that failed: a group whose workers have all left is not begun anew by it."""
 
 
 class Members(Message, frozen=True, kw_only=True):
