@@ -349,7 +349,7 @@ class Join(Message, frozen=True, kw_only=True):
     """Where workers come and go: how long the coordinator may wait for the end of the open round before it answers with
     DEADLINE_EXCEEDED."""
     goes_on: bool = False
-    """It takes the place of a life that failed: a group whose workers have all left is not begun anew by it."""
+    """The place of a life that failed is taken: a group whose workers have all left is not begun anew."""
 
 
 class Members(Message, frozen=True, kw_only=True):
