@@ -21,7 +21,7 @@ def lightning(store: Store, witness: Witness) -> tuple[torch.nn.Module, Any, lis
     from lightning.pytorch import Trainer
 
     from psstore.integrations.lightning import SessionCallback
-    from tests.integrations.test_lightning import QUIETLY, Module
+    from tests.integrations.lightning_training import QUIETLY, Module
 
     module = Module(store, witness, interval="step")
     callback = SessionCallback()
@@ -34,7 +34,7 @@ def lightning(store: Store, witness: Witness) -> tuple[torch.nn.Module, Any, lis
 def huggingface(store: Store, witness: Witness) -> tuple[torch.nn.Module, Any, list[Any]]:
     from psstore.integrations.huggingface import train
     from psstore.torch.loop import unwrapped
-    from tests.integrations.test_huggingface import Model, trainer_of
+    from tests.integrations.huggingface_training import Model, trainer_of
 
     model = Model(store, witness)
     trainer = trainer_of(model, store, Path(f"output-{store.rank}"))
