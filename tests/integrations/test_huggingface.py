@@ -70,6 +70,37 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
     assert_same_training(parted, whole)
 
 
+# ---- what it begins with ----
+
+
+def test_a_checkpoint_of_the_trainers_own_goes_into_the_store(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
+    def ended(resumes: str | bool | None) -> tuple[bytes, int]:
+        with psstore.connect("local://") as store:
+            model = Model(store)
+            trainer = trainer_of(model, store, tmp_path, save_strategy="steps", save_steps=4)
+            train(trainer, resume_from_checkpoint=resumes)
+            return bytes_of(model), store.version
+
+    whole, num_steps = ended(None)
+    assert ended(str(tmp_path / "checkpoint-4")) == (whole, num_steps - 4)
+    assert ended(True) == (whole, 0)  # the last one, of the end
+
+
+def test_a_store_without_the_trainers_place_is_told_of(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
+    with psstore.connect("local://") as store:
+        trainer = trainer_of(Model(store), store, tmp_path)
+        assert trainer.optimizer is not None
+        trainer.optimizer.step()
+        with pytest.warns(UserWarning, match="begins with its first epoch, at the store's weights"):
+            train(trainer, stop_at=2)
+
+
 # ---- how it ends ----
 
 

@@ -28,6 +28,8 @@ from tests.integrations.support import (
     killed_and_whole,
     lives,
     loss_of,
+    network,
+    on,
     seed,
 )
 
@@ -111,6 +113,16 @@ def test_it_ends_where_the_session_does_even_if_lightning_was_to_train_for_longe
         again = SessionCallback(stop_at=2)
         assert fitted(store, again).seen == []
         assert again.session.is_clean
+
+
+def test_a_store_without_lightnings_place_is_told_of() -> None:
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations.lightning_training import fitted
+
+    with psstore.connect("local://") as store:
+        on(store, network()).step()
+        with pytest.warns(UserWarning, match="begins with its first epoch, at the store's weights"):
+            fitted(store, SessionCallback(stop_at=2))
 
 
 def test_an_error_in_the_loop_ends_the_session() -> None:
