@@ -243,8 +243,8 @@ class TrainingSession:
         return worker_state.part(handed.state, name) if handed is not None and self._goes_on_from(handed) else None
 
     def warn_of_anew(self) -> None:
-        """Of a loop that begins at its beginning, with weights that it has trained before: a checkpoint lacks the place
-        of a worker that was killed before the store wrote its last one."""
+        """Says that the loop begins at its beginning, with weights that it has trained before: a checkpoint lacks the
+        place of a worker that was killed before the store wrote its last one."""
         if self.version and not self.is_over:
             warn(
                 f"the store is at version {self.version}, and has nothing that rank {self.rank} handed in as of it:"
