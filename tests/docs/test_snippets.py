@@ -91,6 +91,12 @@ def side(diff: str, sign: str) -> str:
     return "".join(line[1:] if line[0] in (" ", sign) else "\n" for line in diff.splitlines(keepends=True))
 
 
+def side_of(page: str, sign: str) -> str:
+    """Of the one diff that a page has."""
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", (REPOSITORY / page).read_text(), re.MULTILINE | re.DOTALL)
+    return side(diff, sign)
+
+
 EVERY_PROGRAM = [(page, number) for page in PAGES for number, _ in enumerate(programs(page))]
 
 

@@ -15,19 +15,20 @@ import psstore
 from psstore.client.store import Store
 from tests.integrations.support import BATCH, Life, Rows, assert_same_training, life, lives, loss_of, network, on
 
-accelerate = pytest.importorskip("accelerate")
-
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
-@pytest.fixture(autouse=True)
-def nobodys_state() -> None:
-    """Accelerate keeps what it is told first, for the whole process: here that may be Hugging Face's Trainer."""
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+@pytest.fixture
+def accelerate() -> Any:
+    """Imported by the first test that runs, since all of pytest's workers collect all of them. Accelerate keeps what it
+    is told first, for the whole process: here that may be Hugging Face's Trainer."""
+    module = pytest.importorskip("accelerate")
+    module.state.AcceleratorState._reset_state(reset_partial_state=True)
+    module.state.GradientState._reset_state()
+    return module
 
 
-def trained(store: Store, stop_at: int | None, *, seedable: bool) -> Life:
+def trained(accelerate: Any, store: Store, stop_at: int | None, *, seedable: bool) -> Life:
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=7)
     )
@@ -51,9 +52,9 @@ def trained(store: Store, stop_at: int | None, *, seedable: bool) -> Life:
 
 
 @pytest.mark.parametrize("seedable", [False, True])
-def test_a_training_that_was_stopped_goes_on_bit_for_bit(seedable: bool, tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(accelerate: Any, seedable: bool, tmp_path: Path) -> None:
     def one(store: Store, stop_at: int | None) -> Life:
-        return trained(store, stop_at, seedable=seedable)
+        return trained(accelerate, store, stop_at, seedable=seedable)
 
     (whole,) = lives(one, tmp_path / "whole", 16)
     parted = lives(one, tmp_path / "parted", 8, 16)

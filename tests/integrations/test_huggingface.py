@@ -7,95 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import psstore
 from psstore.client.store import Store
 from psstore.errors import UsageError
 from psstore.torch import Hook, Step, TrainingSession
-from psstore.torch.loop import unwrapped
 from tests.integrations.support import (
-    BATCH,
     BATCHES,
     Life,
-    Rows,
     Witness,
     assert_same_training,
     bytes_of,
     killed_and_whole,
-    life,
     lives,
-    loss_of,
-    network,
-    on,
 )
-
-pytest.importorskip("transformers")
-from transformers import Trainer, TrainerCallback, TrainingArguments
-
-from psstore.integrations.huggingface import train
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
-class Model(torch.nn.Module):
-    """As the Trainer calls it. Notes what it is trained with."""
-
-    def __init__(self, store: Store, witness: Witness | None = None) -> None:
-        super().__init__()
-        self.inner = network()
-        self.seen: list[Any] = []
-        self._store = store
-        self._witness = witness
-
-    def forward(self, numbers: torch.Tensor, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self.training:
-            self.seen.append((self._store.version, numbers.tolist()))
-            if self._witness is not None:
-                self._witness.look(self._store.version)
-        return {"loss": loss_of(self.inner, rows)}
-
-
-def together(rows: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {"numbers": torch.tensor([number for number, _ in rows]), "rows": torch.stack([row for _, row in rows])}
-
-
-def trainer_of(model: Model, store: Store, folder: Path, **options: Any) -> Trainer:
-    chosen: dict[str, Any] = {
-        "num_train_epochs": 3,
-        "save_strategy": "no",
-        "max_grad_norm": 0.0,
-        "logging_steps": 2,
-        **options,
-    }
-    arguments = TrainingArguments(
-        str(folder),
-        per_device_train_batch_size=BATCH,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        report_to=[],
-        use_cpu=True,
-        **chosen,
-    )
-    data = Rows(augmented=False)
-    return Trainer(
-        model,
-        arguments,
-        train_dataset=data,
-        eval_dataset=data,
-        data_collator=together,
-        optimizers=(on(store, model.inner), None),
-    )
-
-
-def trained(store: Store, stop_at: int | None, witness: Witness | None, folder: Path, **options: Any) -> Life:
-    model = Model(store, witness)
-    trainer = trainer_of(model, store, folder, **options)
-    output = train(trainer, stop_at=stop_at, checkpoint="2")
-    assert output.global_step == trainer.state.global_step == store.version
-    assert not list(folder.glob("checkpoint-*"))
-    assert trainer.optimizer is not None
-    return life(model.inner, unwrapped(trainer.optimizer), model.seen)
+@pytest.fixture(autouse=True)
+def transformers() -> None:
+    """Imported by the first test that runs (`huggingface_training.py` says why)."""
+    pytest.importorskip("transformers")
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -117,6 +50,8 @@ QUICK = ("accumulating", "validating")
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.long) for way in WAYS])
 def test_a_training_that_was_killed_goes_on_from_its_checkpoint_bit_for_bit(way: str, tmp_path: Path) -> None:
+    from tests.integrations.huggingface_training import trained
+
     def one(store: Store, stop_at: int | None, witness: Witness | None) -> Life:
         return trained(store, stop_at, witness, tmp_path / "output", **WAYS[way])
 
@@ -125,6 +60,8 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint_bit_for_bit(way:
 
 
 def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    from tests.integrations.huggingface_training import trained
+
     def one(store: Store, stop_at: int | None) -> Life:
         return trained(store, stop_at, None, tmp_path / "output", **WAYS["validating"])
 
@@ -133,10 +70,46 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
     assert_same_training(parted, whole)
 
 
+# ---- what it begins with ----
+
+
+def test_a_checkpoint_of_the_trainers_own_goes_into_the_store(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
+    def ended(resumes: str | bool | None) -> tuple[bytes, int]:
+        with psstore.connect("local://") as store:
+            model = Model(store)
+            trainer = trainer_of(model, store, tmp_path, save_strategy="steps", save_steps=4)
+            train(trainer, resume_from_checkpoint=resumes)
+            return bytes_of(model), store.version
+
+    whole, num_steps = ended(None)
+    assert ended(str(tmp_path / "checkpoint-4")) == (whole, num_steps - 4)
+    assert ended(True) == (whole, 0)  # the last one, of the end
+
+
+def test_a_store_without_the_trainers_place_is_told_of(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
+    with psstore.connect("local://") as store:
+        trainer = trainer_of(Model(store), store, tmp_path)
+        assert trainer.optimizer is not None
+        trainer.optimizer.step()
+        with pytest.warns(UserWarning, match="begins with its first epoch, at the store's weights"):
+            train(trainer, stop_at=2)
+
+
 # ---- how it ends ----
 
 
 def test_it_changes_nothing_of_a_training_that_nobody_disturbs(tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
     def ended(run: Callable[[Trainer], object]) -> bytes:
         with psstore.connect("local://") as store:
             model = Model(store)
@@ -147,6 +120,9 @@ def test_it_changes_nothing_of_a_training_that_nobody_disturbs(tmp_path: Path) -
 
 
 def test_it_ends_where_the_session_does(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
     with psstore.connect("local://") as store:
         model = Model(store)
         trainer = trainer_of(model, store, tmp_path)
@@ -171,6 +147,9 @@ class Told(Hook):
 
 
 def test_what_the_trainer_logs_is_reported_with_the_next_step(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
     told = Told()
     with psstore.connect("local://") as store:
         train(trainer_of(Model(store), store, tmp_path), hooks=[told])
@@ -182,6 +161,11 @@ def test_what_the_trainer_logs_is_reported_with_the_next_step(tmp_path: Path) ->
 
 
 def test_an_error_in_the_loop_ends_the_session_and_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
     class Failing(TrainerCallback):
         def on_substep_end(self, *_: Any, **__: Any) -> None:
             raise ZeroDivisionError
@@ -198,6 +182,9 @@ def test_an_error_in_the_loop_ends_the_session_and_leaves_the_trainer_as_it_was(
 
 
 def test_an_optimizer_of_the_trainers_own_is_refused(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
     with psstore.connect("local://") as store:
         trainer = trainer_of(Model(store), store, tmp_path)
         trainer.optimizer = None

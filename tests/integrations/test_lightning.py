@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from tests.integrations.support import (
     assert_same_training,
     bytes_of,
     killed_and_whole,
-    life,
     lives,
     loss_of,
     network,
@@ -34,95 +33,17 @@ from tests.integrations.support import (
     seed,
 )
 
-pytest.importorskip("lightning")
-from lightning.pytorch import Callback, LightningModule, Trainer
-
-from psstore.integrations.lightning import SessionCallback
-
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
-
-QUIETLY: dict[str, Any] = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 @pytest.fixture(autouse=True)
-def lightnings_advice() -> Iterator[None]:
-    """About workers of the loader, and the like."""
+def lightning() -> Iterator[None]:
+    """Imported by the first test that runs (`lightning_training.py` says why), and without its advice about workers of
+    the loader, and the like."""
+    pytest.importorskip("lightning")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
         yield
-
-
-class Module(LightningModule):
-    def __init__(self, store: Store, witness: Witness | None, *, interval: str) -> None:
-        super().__init__()
-        self.inner = network()
-        self.seen: list[Any] = []
-        self._store = store
-        self._witness = witness
-        self._interval = interval
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        numbers, rows = batch
-        self.seen.append((self._store.version, self.current_epoch, number, numbers.tolist(), rows.sum().item()))
-        if self._witness is not None:
-            self._witness.look(self._store.version)
-        return loss_of(self.inner, rows)
-
-    def validation_step(self, batch: Any, _: int) -> None:
-        torch.rand(3)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = on(self._store, self.inner)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self._interval}}
-
-
-def loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(Rows(augmented=True), BATCH, shuffle=True, **options)
-
-
-class Counting(Callback):
-    """A callback with a state of its own."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.batches += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"batches": self.batches}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.batches = state["batches"]
-
-
-def trained(
-    store: Store,
-    stop_at: int | None,
-    witness: Witness | None = None,
-    *,
-    interval: str = "step",
-    validates: bool = False,
-    data: Callable[[], DataLoader[Any]] = loader,
-    **options: Any,
-) -> Life:
-    module = Module(store, witness, interval=interval)
-    callback, counting = SessionCallback(stop_at=stop_at, checkpoint="2"), Counting()
-    trainer = Trainer(
-        **QUIETLY, **{"max_epochs": 3, "num_sanity_val_steps": 0, **options}, callbacks=[callback, counting]
-    )
-    trainer.fit(module, data(), loader() if validates else None)
-    assert (trainer.global_step, callback.session.is_clean) == (store.version, True)
-    assert trainer.fit_loop.epoch_loop._batches_that_stepped == store.version, "what loggers count by"
-    assert counting.batches == trainer.fit_loop.epoch_loop.total_batch_idx + 1
-    return life(module.inner, callback.session.optimizer, module.seen)
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -142,6 +63,8 @@ QUICK = ("accumulating", "validating")
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.long) for way in WAYS])
 def test_a_training_that_was_killed_goes_on_from_its_checkpoint_bit_for_bit(way: str, tmp_path: Path) -> None:
+    from tests.integrations.lightning_training import trained
+
     def train(store: Store, stop_at: int | None, witness: Witness | None) -> Life:
         return trained(store, stop_at, witness, **WAYS[way])
 
@@ -150,6 +73,8 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint_bit_for_bit(way:
 
 
 def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    from tests.integrations.lightning_training import trained
+
     def train(store: Store, stop_at: int | None) -> Life:
         return trained(store, stop_at, **WAYS["validating"])
 
@@ -161,14 +86,12 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
 # ---- how it ends ----
 
 
-def fitted(store: Store, *callbacks: Callback, **options: Any) -> Module:
-    module = Module(store, None, interval="step")
-    trainer = Trainer(**QUIETLY, **{"max_epochs": 3, **options}, callbacks=list(callbacks))
-    trainer.fit(module, loader())
-    return module
-
-
 def test_it_changes_nothing_of_a_training_that_nobody_disturbs() -> None:
+    from lightning.pytorch import Callback
+
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations.lightning_training import fitted
+
     def ended(*callbacks: Callback) -> bytes:
         seed(5)
         with psstore.connect("local://") as store:
@@ -180,6 +103,9 @@ def test_it_changes_nothing_of_a_training_that_nobody_disturbs() -> None:
 
 @pytest.mark.filterwarnings("ignore:the store has trained:UserWarning", "ignore:'0.weight':UserWarning")
 def test_it_ends_where_the_session_does_even_if_lightning_was_to_train_for_longer() -> None:
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations.lightning_training import fitted
+
     with psstore.connect("local://") as store:
         callback = SessionCallback(stop_at=2)
         module = fitted(store, callback, min_epochs=3)
@@ -189,7 +115,22 @@ def test_it_ends_where_the_session_does_even_if_lightning_was_to_train_for_longe
         assert again.session.is_clean
 
 
+def test_a_store_without_lightnings_place_is_told_of() -> None:
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations.lightning_training import fitted
+
+    with psstore.connect("local://") as store:
+        on(store, network()).step()
+        with pytest.warns(UserWarning, match="begins with its first epoch, at the store's weights"):
+            fitted(store, SessionCallback(stop_at=2))
+
+
 def test_an_error_in_the_loop_ends_the_session() -> None:
+    from lightning.pytorch import Callback
+
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations.lightning_training import fitted
+
     class Failing(Callback):
         def on_train_batch_start(self, *_: Any) -> None:
             if store.version == 3:
@@ -203,6 +144,9 @@ def test_an_error_in_the_loop_ends_the_session() -> None:
 
 
 def test_losses_are_reported_and_one_that_is_not_finite_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations import lightning_training
+
     class Losses(Hook):
         def __init__(self) -> None:
             self.values: list[float] = []
@@ -215,16 +159,21 @@ def test_losses_are_reported_and_one_that_is_not_finite_ends_it(monkeypatch: pyt
     def loss(module: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
         return right(module, rows) * (float("nan") if store.version == 2 else 1.0)
 
-    monkeypatch.setattr(f"{__name__}.loss_of", loss)
+    monkeypatch.setattr(lightning_training, "loss_of", loss)
     losses = Losses()
     with psstore.connect("local://") as store:
         callback = SessionCallback(hooks=[losses])
-        fitted(store, callback)
+        lightning_training.fitted(store, callback)
         assert callback.session.why == "loss is nan on rank 0 at version 3"
     assert [math.isnan(one) for one in losses.values] == [False, False, True]
 
 
 def test_several_optimizers_are_refused() -> None:
+    from lightning.pytorch import Trainer
+
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations.lightning_training import QUIETLY, Module, loader
+
     class Two(Module):
         def configure_optimizers(self) -> Any:
             return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
@@ -238,5 +187,7 @@ def test_several_optimizers_are_refused() -> None:
 
 
 def test_there_is_no_session_before_fit() -> None:
+    from psstore.integrations.lightning import SessionCallback
+
     with pytest.raises(UsageError, match="no session yet"):
         assert SessionCallback().session

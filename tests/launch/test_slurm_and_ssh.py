@@ -1,4 +1,4 @@
-"""docs/clusters.md's scripts for Slurm and for ssh, as they are written, on virtual hosts. What stands in for `srun`,
+"""The scripts of docs/slurm.md and docs/ssh.md, as they are written, on virtual hosts. What stands in for `srun`,
 `scontrol` and `ssh` sets what these set, and runs commands on the hosts that they name."""
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from bench.virtual_hosts import VirtualHosts, why_not
 
+from tests.docs.test_snippets import side_of
 from tests.launch.cluster_tasks import END_S, TRAINING, digests, write_script, write_token
 from tests.launch.test_cluster_hosts import digest_of_one_process
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 SRUN = """
+IFS=, read -ra hosts <<< "$SLURM_JOB_NODELIST"
 while [[ $1 == --* ]]; do
     [[ $1 == --nodelist=* ]] && IFS=, read -ra hosts <<< "${1#*=}"
     shift
@@ -47,10 +50,25 @@ def hosts() -> Iterator[VirtualHosts]:
         yield hosts
 
 
-def script_in(document: str, section: str) -> str:
-    found = re.search(rf"^## {section}\n.*?```bash\n(.*?)```", document, re.DOTALL | re.MULTILINE)
-    assert found is not None, section
-    return found[1]
+def on_hosts(text: str) -> str:
+    """With the names of virtual hosts."""
+    return re.sub(r"\bh(?=[$\d])", "host", text)
+
+
+def script_of(page: str, sign: str) -> str:
+    """A side of the page's script: "-", DDP's, or "+", the store's."""
+    return on_hosts(side_of(f"docs/{page}", sign))
+
+
+def training_of_numbers(folder: Path) -> None:
+    training = TRAINING.replace("cluster.from_flags()", "psstore.connect(connect_timeout_s=120)")
+    write_script(folder, training.replace("from psstore import cluster", "import psstore"))
+
+
+def training_of_the_docs(folder: Path, sign: str) -> None:
+    """A side of the script that both pages speak of."""
+    training = side_of("docs/coming_from_ddp.md", sign)
+    write_script(folder, training.replace("psstore.connect()", "psstore.connect(connect_timeout_s=120)"))
 
 
 def run(script: str, hosts: VirtualHosts, folder: Path, **environ: str) -> str:
@@ -61,8 +79,6 @@ def run(script: str, hosts: VirtualHosts, folder: Path, **environ: str) -> str:
         command.write_text(f'#!/bin/bash\non() {{ local host=$1; shift; {on}"${{host#host}}" "$@"; }}\n{text}')
         command.chmod(0o755)
     write_token(folder)
-    training = TRAINING.replace("cluster.from_flags()", "psstore.connect(connect_timeout_s=120)")
-    write_script(folder, training.replace("from psstore import cluster", "import psstore"))
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env={**os.environ, **environ, "PATH": path}, capture_output=True, text=True,
@@ -72,19 +88,40 @@ def run(script: str, hosts: VirtualHosts, folder: Path, **environ: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_batch_script_trains_as_one_process_does(hosts: VirtualHosts, tmp_path: Path, repository: Path) -> None:
-    script = script_in((repository / "docs" / "clusters.md").read_text(), "Slurm")
-    # a batch script is a task itself, of no step
-    batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
-    output = run(script, hosts, tmp_path, SLURM_JOB_NODELIST="host0,host1,host2,host3", **batch)
+def batch(num_hosts: int) -> dict[str, str]:
+    """What Slurm sets in a batch script, which is a task itself, of no step."""
+    nodes = ",".join(f"host{number}" for number in range(num_hosts))
+    return {"SLURM_JOB_NODELIST": nodes, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": str(num_hosts)}
+
+
+def test_the_batch_script_trains_as_one_process_does(hosts: VirtualHosts, tmp_path: Path) -> None:
+    training_of_numbers(tmp_path)
+    output = run(script_of("slurm.md", "+"), hosts, tmp_path, **batch(4))
     assert output.count("of 2:") == 2
     assert digests(output) == {digest_of_one_process()}
 
 
-def test_hosts_that_ssh_reaches_train_as_one_process_does(
-    hosts: VirtualHosts, tmp_path: Path, repository: Path
+def test_hosts_that_ssh_reaches_train_as_one_process_does(hosts: VirtualHosts, tmp_path: Path) -> None:
+    training_of_numbers(tmp_path)
+    output = run(script_of("ssh.md", "+"), hosts, tmp_path)
+    assert output.count("of 2:") == 2
+    assert digests(output) == {digest_of_one_process()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * END_S)
+@pytest.mark.parametrize("page", ["slurm.md", "ssh.md"])
+def test_both_sides_of_a_page_train_to_the_same_weights(
+    page: str, hosts: VirtualHosts, tmp_path: Path, repository: Path
 ) -> None:
-    script = script_in((repository / "docs" / "clusters.md").read_text(), "Plain ssh")
-    output = run(re.sub(r"\bh(?=[$\d])", "host", script), hosts, tmp_path)
-    assert output.count("of 2:") == 2
-    assert digests(output) == {digest_of_one_process()}
+    weights = []
+    for sign, num_hosts in (("-", 2), ("+", 4)):
+        folder = tmp_path / ("store" if sign == "+" else "ddp")
+        folder.mkdir()
+        training_of_the_docs(folder, sign)
+        output = run(script_of(page, sign), hosts, folder, GLOO_SOCKET_IFNAME="eth0", **batch(num_hosts))
+        weights.append(torch.load(folder / "model.pt"))
+    for line in re.findall(r"^(psstore-server ready.*)$", (repository / "docs" / page).read_text(), re.M):
+        assert on_hosts(line) in output
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=0.0, atol=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ pytest.importorskip("ray", reason="needs Ray: pip install 'psstore[ray]'")
 import psstore.ray
 from psstore.errors import StoreUnreachable
 from psstore.ray import RayStore
-from tests.docs.test_snippets import side
+from tests.docs.test_snippets import side_of
 from tests.ray.nodes import Nodes, member_addresses
 from tests.ray.training import Workers, eventually_whole, undisturbed
 from tests.server.test_standbys import leader
@@ -129,21 +128,18 @@ def test_a_process_that_does_not_start_ends_the_start(nodes: Nodes) -> None:
 # ---- Ray Train ----
 
 
-def test_ray_train_with_the_lines_of_the_docs_comes_to_the_weights_of_its_ddp(
-    nodes: Nodes, repository: Path, tmp_path: Path
-) -> None:
-    before, after = (trained(nodes, repository, tmp_path, sign) for sign in "-+")
+def test_ray_train_with_the_lines_of_the_docs_comes_to_the_weights_of_its_ddp(nodes: Nodes, tmp_path: Path) -> None:
+    before, after = (trained(nodes, tmp_path, sign) for sign in "-+")
     assert before.keys() == after.keys()
     for name, weight in before.items():
         torch.testing.assert_close(after[name], weight, rtol=0.0, atol=1e-6)
 
 
-def trained(nodes: Nodes, repository: Path, folder: Path, sign: str) -> dict[str, torch.Tensor]:
+def trained(nodes: Nodes, folder: Path, sign: str) -> dict[str, torch.Tensor]:
     """The weights that one side of the page's script comes to."""
-    (script,) = re.findall(r"^```diff\n(.*?)^```$", (repository / "docs" / "ray.md").read_text(), re.M | re.S)
     out = folder / f"model{sign}.pt"
     program = folder / f"train{sign}.py"
-    program.write_text(side(script, sign).replace("/shared/model.pt", str(out)))
+    program.write_text(side_of("docs/ray.md", sign).replace("/shared/model.pt", str(out)))
     environ = {**os.environ, "RAY_ADDRESS": nodes.address}
     run = subprocess.run(
         [sys.executable, program], cwd=folder, env=environ, capture_output=True, text=True, timeout=200

@@ -1,6 +1,6 @@
 """Lightning and Accelerate train on a store without a strategy or a plugin: the optimizer is all that they are given.
 
-One worker, in this process, is compared with plain torch; two are in tests/torch/test_two_frameworks.py.
+One worker, in this process, is compared with plain torch; two are in tests/integrations/test_pages.py.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ PROGRESS = "transformers.progress"
 def train(
     trainer: Any,
     *,
+    resume_from_checkpoint: str | bool | None = None,
     stop_at: int | None = None,
     state: Mapping[str, Stateful] | None = None,
     checkpoint: str | None = None,
@@ -63,6 +64,9 @@ def train(
 
     Args:
         trainer: of `transformers`, or of what derives from it; it keeps to its own way of making the optimizer.
+        resume_from_checkpoint: as `trainer.train` has it: a folder that the Trainer has saved, or True for the last
+            one. Weights and the optimizer's state go from there into the store. Where the store's checkpoint has this
+            worker's place in training, that counts.
 
     The other arguments are those of `psstore.torch.session`; `state` is for what the Trainer does not know of.
 
@@ -85,11 +89,13 @@ def train(
     found = driven.found(PROGRESS)
     if driven.is_over:  # the Trainer would take a step before it looks
         return TrainOutput(json.loads(found["state"])["global_step"] if found else 0, 0.0, {})
-    driver = SessionDriver(trainer, driven, progress)
+    if found is None and not resume_from_checkpoint:
+        driven.warn_of_anew()
+    driver = SessionDriver(trainer, driven, progress, loads_weights=bool(resume_from_checkpoint) and found is None)
     trainer.add_callback(driver)
     is_clean = False
     try:
-        with _not_wrapped(trainer), _resuming(trainer, found) as folder:
+        with _not_wrapped(trainer), _resuming(trainer, found, resume_from_checkpoint) as folder:
             output: TrainOutput = trainer.train(resume_from_checkpoint=folder)
         is_clean = True
     finally:
@@ -101,10 +107,14 @@ def train(
 class SessionDriver(TrainerCallback):
     """Calls a session where the Trainer's loop is."""
 
-    def __init__(self, trainer: Any, driven: TrainingSession, progress: _Progress) -> None:
+    def __init__(
+        self, trainer: Any, driven: TrainingSession, progress: _Progress, *, loads_weights: bool = False
+    ) -> None:
+        """`loads_weights`: whether the model has other weights than the store when training begins."""
         self._trainer = trainer
         self._session = driven
         self._progress = progress
+        self._loads_weights = loads_weights
         self._step: Step | None = None
         self._logged: dict[str, float] = {}
         self._random: dict[str, Any] | None = None
@@ -114,6 +124,8 @@ class SessionDriver(TrainerCallback):
         """The schedule and the optimizer are as they will be in the loop, and about to be as they were."""
         if unwrapped(self._trainer.optimizer) is not self._session.optimizer:
             raise UsageError("the Trainer has made itself another optimizer: pass it a model, and no model_init")
+        if self._loads_weights:
+            self._session.optimizer.publish()
         self._session.begin()
         loaded = self._progress.loaded
         if loaded is not None and loaded["is_inside_an_epoch"]:  # which the Trainer begins, and draws random numbers
@@ -211,10 +223,10 @@ def _not_wrapped(trainer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _resuming(trainer: Any, found: dict[str, Any] | None) -> Iterator[str | None]:
-    """What the Trainer is told to resume from: a folder that it can read, for as long as it may. None: nothing."""
+def _resuming(trainer: Any, found: dict[str, Any] | None, otherwise: str | bool | None) -> Iterator[str | bool | None]:
+    """What the Trainer is told to resume from: a folder that it can read, for as long as it may."""
     if found is None:
-        yield None
+        yield otherwise
         return
     with TemporaryDirectory(prefix="psstore-") as folder:
         TrainerState(**json.loads(found["state"])).save_to_json(str(Path(folder) / "trainer_state.json"))

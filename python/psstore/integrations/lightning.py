@@ -28,6 +28,9 @@ from psstore.torch.loop import Step, TrainingSession, session
 from psstore.torch.resumable_loader import ResumableLoader
 from psstore.torch.worker_state import Stateful
 
+LOOPS = "lightning.loops"
+"""The part that has the place in training."""
+
 
 class StoreStrategy(DDPStrategy):
     """Lightning's DDP but for DDP itself: the store averages gradients, and the module is not wrapped.
@@ -107,6 +110,8 @@ class SessionCallback(Checkpoint):
         _make_resumable(trainer.fit_loop)
         self._session = session(trainer.optimizers[0], state={**_parts(trainer), **self._state}, **self._options)
         self._step, self._ends_after_validation = None, False
+        if self._session.found(LOOPS) is None:
+            self._session.warn_of_anew()
         self._session.begin()
         self._stop_if_over(trainer)
 
@@ -174,7 +179,7 @@ def _ends_inside_an_epoch(trainer: Any) -> bool:
 
 
 def _parts(trainer: Any) -> dict[str, Stateful]:
-    parts: dict[str, Stateful] = {"lightning.loops": _Loops(trainer), "lightning.callbacks": _Callbacks(trainer)}
+    parts: dict[str, Stateful] = {LOOPS: _Loops(trainer), "lightning.callbacks": _Callbacks(trainer)}
     parts |= {
         f"lightning.scheduler.{number}": config.scheduler for number, config in enumerate(trainer.lr_scheduler_configs)
     }

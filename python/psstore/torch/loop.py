@@ -242,6 +242,16 @@ class TrainingSession:
         handed = self.store.handed_in()
         return worker_state.part(handed.state, name) if handed is not None and self._goes_on_from(handed) else None
 
+    def warn_of_anew(self) -> None:
+        """Says that the loop begins at its beginning, with weights that it has trained before: a checkpoint lacks the
+        place of a worker that was killed before the store wrote its last one."""
+        if self.version and not self.is_over:
+            warn(
+                f"the store is at version {self.version}, and has nothing that rank {self.rank} handed in as of it:"
+                " training begins with its first epoch, at the store's weights. To go on where it was, restore a"
+                " checkpoint that was written while the worker lived"
+            )
+
     def begin(self) -> None:
         """Puts back what this rank had handed in. Raises UsageError for a session that has begun before."""
         if self._has_begun:
