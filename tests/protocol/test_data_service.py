@@ -135,6 +135,13 @@ def test_push_of_an_older_life_is_refused() -> None:
         push(worker, tensor, round=1)
 
 
+def test_stats_bring_back_what_they_are_sent() -> None:
+    peer = FakeStore().connect()
+    told = peer.control("STATS", m.Stats(padding="." * 20_000), m.Statistics)
+    assert told.padding == "." * 20_000
+    assert told.counters["shard"] == 0
+
+
 def test_what_workers_move_and_how_long_their_reads_wait_is_counted_by_rank() -> None:
     store = FakeStore(num_workers=1)
     worker, tensor = worker_with_tensor(store)

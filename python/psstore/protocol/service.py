@@ -485,7 +485,7 @@ class ShardService:
         if op == OPS["FREEZE"]:
             return [_answer(connection.id, frame, self._freeze(connection, frame, now))]
         if op == OPS["STATS"]:
-            return [_answer(connection.id, frame, m.Statistics(counters=self.counters(now)))]
+            return [_answer(connection.id, frame, self._statistics(frame, now))]
         raise UnexpectedMessage(f"operation {op} is not a request")
 
     def _checkpoint(self, connection: Connection, frame: _core.Frame) -> m.Message:
@@ -524,7 +524,7 @@ class ShardService:
     def _operated(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         """A request of somebody who sees to the store's processes."""
         if frame.op == OPS["STATS"]:
-            return [_answer(connection.id, frame, m.Statistics(counters=self.counters(now)))]
+            return [_answer(connection.id, frame, self._statistics(frame, now))]
         if frame.op == OPS["RESHARD"]:
             self._reshard(connection, frame)
             return []
@@ -647,6 +647,10 @@ class ShardService:
         if wake is None or not self._clock_ahead_s:
             return wake
         return wake - self._clock_ahead_s + CLOCK_GRAIN_S
+
+    def _statistics(self, frame: _core.Frame, now: float) -> m.Statistics:
+        asked = m.decode_body(m.Stats, frame.body) if frame.body else m.Stats()
+        return m.Statistics(counters=self.counters(now), padding=asked.padding)
 
     def counters(self, now: float) -> dict[str, int | float | str]:
         """Everything STATS tells."""
