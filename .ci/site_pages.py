@@ -12,6 +12,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,6 +26,7 @@ ELSEWHERE = {
 """File of the repository -> page."""
 
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+IN_HTML = re.compile(r'\b(src|srcset)="(?!\w+:)([^"]+)"')
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?!\w+:)([^)#\s]*)(#[^)\s]+)?\)")
 
 
@@ -38,6 +40,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     folder = posixpath.dirname(source_of(page.file.src_uri))
     parts = FENCED.split(markdown)
     parts[::2] = [LINK.sub(lambda link: led(link, folder), text) for text in parts[::2]]
+    parts[::2] = [IN_HTML.sub(lambda link: led_in_html(link, folder, page), text) for text in parts[::2]]
     return "".join(parts)
 
 
@@ -57,3 +60,10 @@ def led(link: re.Match[str], folder: str) -> str:
     if target.startswith("docs/") and Path(target).suffix in (".md", ".png", ".svg"):
         return f"{image}[{text}]({target.removeprefix('docs/')}{anchor})"
     return text
+
+
+def led_in_html(link: re.Match[str], folder: str, page: Page) -> str:
+    """An image in HTML, which MkDocs leaves as it is, though a page lies one folder deeper than its source."""
+    attribute, path = link.groups()
+    image = posixpath.normpath(posixpath.join(folder, path)).removeprefix("docs/")
+    return f'{attribute}="{get_relative_url(image, page.url)}"'

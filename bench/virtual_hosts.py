@@ -106,6 +106,14 @@ class VirtualHosts:
         """Makes this thread's sockets, and those of threads and processes that it starts from now on, that host's."""
         enter(self._spaces[index])
 
+    def swallow_large_packets(self, index: int, mtu_bytes: int) -> None:
+        """Loses packets that are larger than that on the way to the host and from it, from now on, and tells nobody:
+        the switch's port has a smaller MTU than the hosts. None of these cuts up what TCP sends any more, which it
+        leaves to devices, since what is still to be cut passes any port."""
+        for device, space in [("eth0", one) for one in self._spaces] + [(f"port{index}", self._switch)]:
+            ip("-n", space, "link", "set", device, "gso_max_segs", "1")
+        ip("-n", self._switch, "link", "set", f"port{index}", "mtu", str(mtu_bytes))
+
     @contextlib.contextmanager
     def unplugged(self, index: int) -> Iterator[None]:
         """Its cable is pulled meanwhile: nobody is told, packets are lost."""

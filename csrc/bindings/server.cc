@@ -181,6 +181,17 @@ py::list followers_of(DataService& service) {
   return followers;
 }
 
+// rank -> (bytes pushed, bytes pulled, seconds of pushing, of pulling, of waiting).
+py::dict traffic_of(DataService& service, double now_s) {
+  py::dict told;
+  for (const auto& [rank, traffic] : service.traffic()) {
+    const auto [push_s, pull_s, wait_s] = traffic->seconds(now_s);
+    told[py::int_(rank)] =
+        py::make_tuple(traffic->pushed_bytes, traffic->pulled_bytes, push_s, pull_s, wait_s);
+  }
+  return told;
+}
+
 // (replies for connections, (connection, request, error) of requests that failed).
 py::tuple wake(DataService& service, double now_s) {
   {
@@ -294,6 +305,7 @@ void bind_server(py::module_& m) {
             self.attached({rank, incarnation});
           },
           "rank"_a, "incarnation"_a)
+      .def("traffic", &traffic_of, "now"_a)
       .def("schema_changed", &DataService::schema_changed)
       .def("advanced", &DataService::advanced, "needs_scale"_a)
       .def("could_not_apply", &DataService::could_not_apply, "decision"_a, "record"_a)

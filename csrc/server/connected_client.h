@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/traffic.h"
 #include "shm/push_arena.h"
 #include "table/gather.h"
 
@@ -70,6 +71,7 @@ struct ConnectedClient {
   std::string writer;           // who numbers plain writes
   bool wants_checksum = false;  // of the payloads it is sent
   std::optional<Life> worker = {};
+  std::shared_ptr<Traffic> traffic = {};  // that worker's
   // The memory that it pushes through, once its client has it.
   std::vector<std::shared_ptr<PushArena>> arenas = {};
   // Its client is in this process: it knows where values lie, and has the device wait for them.

@@ -93,6 +93,15 @@ std::shared_ptr<Frame> Connection::next_frame() {
   // If it is full, the socket was just so, too, or the round has sent its share. Should there be room by now, then
   // frames may go on that wait in the protocol: that is a round, and the socket will call for it.
   if (!protocol_.is_shut()) flush();
+  const bool arriving = !closing_ && !ended_ && !protocol_.is_shut() && decoder_.mid_frame();
+  if (arriving != arriving_.runs()) {
+    // It began with the latest bytes, or is whole since they came.
+    if (arriving) {
+      arriving_.begin(protocol_.client().traffic, Activity::kPush, seconds(came_at_));
+    } else {
+      arriving_.end(seconds(came_at_));
+    }
+  }
   return nullptr;
 }
 
@@ -136,6 +145,17 @@ void Connection::close() {
 }
 
 void Connection::flush() {
+  send_free_bytes();
+  const bool leaving = protocol_.replies().num_free_bytes() != 0;
+  if (leaving == leaving_.runs()) return;
+  if (leaving) {
+    leaving_.begin(protocol_.client().traffic, Activity::kPull, seconds(Clock::now()));
+  } else {
+    leaving_.end(seconds(Clock::now()));
+  }
+}
+
+void Connection::send_free_bytes() {
   Replies& replies = protocol_.replies();
   std::array<iovec, kMaxRanges> ranges;
   while (!replies.empty() && !mute_) {

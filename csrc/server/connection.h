@@ -80,6 +80,7 @@ class Connection {
   bool receive();
   // Sends what the round may still send. What is left the socket will call for.
   void flush();
+  void send_free_bytes();
   void end(int error);
 
   Descriptor socket_;
@@ -97,6 +98,8 @@ class Connection {
   int64_t read_bytes_ = 0;  // of what the socket took, what is not in its queue
   std::optional<Clock::time_point> unread_since_;  // they are as many
   Clock::time_point came_at_{};                    // the latest bytes, or the latest of our delays
+  Lap arriving_;                                   // a frame that has begun
+  Lap leaving_;                                    // replies that the socket had no room for
 };
 
 }  // namespace psstore

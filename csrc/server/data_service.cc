@@ -77,6 +77,12 @@ void DataService::attached(const Life& life) {
   incarnations_[life.rank] = std::max(life.incarnation, newest_incarnation(life.rank));
 }
 
+const std::shared_ptr<Traffic>& DataService::traffic_of(uint32_t rank) {
+  std::shared_ptr<Traffic>& traffic = traffic_[rank];
+  if (traffic == nullptr) traffic = std::make_shared<Traffic>();
+  return traffic;
+}
+
 void DataService::advanced(bool needs_scale) {
   unapplied_.reset();
   lacks_scale_ = needs_scale;
@@ -165,6 +171,7 @@ void DataService::answer_write(const ConnectedClient& client, Frame& frame, Repl
   const Header& header = frame.header;
   if (header.payload_bytes == 0 || header.is_shared()) admit(client, frame);
   const SliceTable table = write(shard_, frame, client.writer);
+  if (client.traffic != nullptr) client.traffic->pushed_bytes += header.payload_bytes;
   if (replication_.is_followed()) record_write(client, frame, table);
   pending_.touched(frame.table.entries());
   add_head(frame, {.sequence = shard_.version(), .table = table.entries()}, replies);
@@ -226,7 +233,7 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
   if (shard_.version() < read.at_least) {
     if (!patient) throw_late(read);
     const AtVersion wanted{read.at_least};
-    pending_.add(std::move(read), wanted);
+    wait(std::move(read), wanted, now_s);
     return;
   }
   ConnectedClient& client = *read.client;
@@ -243,12 +250,17 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
   const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
   const auto failed = std::ranges::find_if(reply.table, fails);
   if (failed != reply.table.end() && patient && may_come(failed->status)) {
-    pending_.add(std::move(read), AtKey{failed->key});
+    wait(std::move(read), AtKey{failed->key}, now_s);
   } else if (reply.values.ready == nullptr || (reply.values.shared && client.is_own)) {
     send(read, reply, now_s, replies);
   } else {
     filling_.push_back({std::move(read), std::move(reply), whole});
   }
+}
+
+void DataService::wait(PendingRead read, const Wanted& wanted, double now_s) {
+  read.waiting.begin(read.client->traffic, Activity::kWait, now_s);
+  pending_.add(std::move(read), wanted);
 }
 
 void DataService::send(const PendingRead& read, ReadReply& reply, double now_s, Replies& replies) {
@@ -258,6 +270,7 @@ void DataService::send(const PendingRead& read, ReadReply& reply, double now_s, 
   if (shared) tell_blocks(client, replies);
   std::optional<uint32_t> crc;
   if (client.wants_checksum && !shared) crc = checksum_of(pieces);
+  if (client.traffic != nullptr) client.traffic->pulled_bytes += reply.table.payload_bytes();
   add_head(*read.frame,
            {.shared = shared,
             .round = reply.values.restored ? 1U : 0U,
@@ -365,6 +378,7 @@ void DataService::deliver(uint64_t connection, uint64_t request, Answer answer) 
 
 void DataService::answer_due(std::vector<PendingRead> due, double now_s) {
   for (PendingRead& read : due) {
+    if (read.waiting.runs()) read.waiting.end(now_s);
     const uint64_t request = read.frame->header.request;
     deliver(read.client->connection, request,
             [&](Replies& replies) { answer_read(std::move(read), now_s, replies); });

@@ -82,6 +82,9 @@ class DataService {
   }
   // That life of the rank attached here; 0 if none did.
   uint32_t newest_incarnation(uint32_t rank) const;
+  // What the workers of a rank do here; of each that has attached.
+  const std::shared_ptr<Traffic>& traffic_of(uint32_t rank);
+  const std::map<uint32_t, std::shared_ptr<Traffic>>& traffic() const { return traffic_; }
   // Of all ranks.
   const std::unordered_map<uint32_t, uint32_t>& newest_incarnations() const {
     return incarnations_;
@@ -199,6 +202,7 @@ class DataService {
   void take_fill(const Frame& frame);
   // That the change was made here, too.
   static void acknowledge(const Frame& frame, Replies& replies);
+  void wait(PendingRead read, const Wanted& wanted, double now_s);
   // `whole`: a delta that was read for it did not say its change.
   void answer_read(PendingRead read, double now_s, Replies& replies, bool whole = false);
   [[noreturn]] void throw_late(const PendingRead& read) const;
@@ -219,6 +223,7 @@ class DataService {
   uint64_t scaled_ = 0;       // the last decision whose scale was told here
   bool lacks_scale_ = false;  // the last decision is to be scaled, and was not
   std::unordered_map<uint32_t, uint32_t> incarnations_;           // by rank
+  std::map<uint32_t, std::shared_ptr<Traffic>> traffic_;          // by rank
   std::map<uint64_t, std::shared_ptr<ConnectedClient>> clients_;  // by connection
   PendingReads pending_;
   std::unordered_map<uint64_t, Hold> holds_;  // by the number that the reader has chosen

@@ -59,8 +59,7 @@ std::vector<PendingRead> PendingReads::take_due() {
   std::vector<PendingRead> reads;
   while (!due_.empty()) {
     const Ticket ticket = *due_.begin();
-    reads.push_back(places_.at(ticket).read);
-    remove(ticket);
+    reads.push_back(remove(ticket));
   }
   return reads;
 }
@@ -79,9 +78,9 @@ std::optional<double> PendingReads::next_wake() const {
   return by_end_.begin()->first;
 }
 
-void PendingReads::remove(Ticket ticket) {
+PendingRead PendingReads::remove(Ticket ticket) {
   const auto place = places_.find(ticket);
-  const PendingRead& read = place->second.read;
+  PendingRead read = std::move(place->second.read);
   by_end_.erase({read.until_s, ticket});
   if (const auto* version = std::get_if<AtVersion>(&place->second.wanted)) {
     by_version_.erase({version->number, ticket});
@@ -94,6 +93,7 @@ void PendingReads::remove(Ticket ticket) {
   if (--num_waiting->second == 0) num_waiting_.erase(num_waiting);
   due_.erase(ticket);
   places_.erase(place);
+  return read;
 }
 
 }  // namespace psstore

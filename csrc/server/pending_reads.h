@@ -32,6 +32,7 @@ struct PendingRead {
   uint64_t at_least;  // the version that the shard has to have
   double wait_s;
   double until_s;  // on the clock of whoever drives the shard
+  Lap waiting = {};
 };
 
 // What a read waits for: the shard is at this version, or later; or something is done to this key's slot.
@@ -73,7 +74,7 @@ class PendingReads {
     Wanted wanted;
   };
 
-  void remove(Ticket ticket);
+  PendingRead remove(Ticket ticket);
 
   Ticket next_ticket_ = 0;
   std::map<Ticket, Place> places_;

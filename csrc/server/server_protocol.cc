@@ -35,6 +35,7 @@ void ServerProtocol::check_allowed(Op op) const {
 
 void ServerProtocol::attach(const Life& worker) {
   client_->worker = worker;
+  client_->traffic = service_.traffic_of(worker.rank);
   service_.attached(worker);
 }
 

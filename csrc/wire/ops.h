@@ -102,7 +102,7 @@ namespace psstore {
   X(FREEZE, 106, "Freeze", "hear nobody else any more, once nothing is on its way")         \
   X(FROZEN, 107, "Frozen", "whether it does so by now; ask again")                          \
   /* any shard */                                                                           \
-  X(STATS, 70, "", "counters")                                                              \
+  X(STATS, 70, "Stats", "counters; its body may be left out")                               \
   X(STATISTICS, 71, "Statistics", "the counters")                                           \
   /* liveness: header only, no reply, on a connection of its own */                         \
   X(HEARTBEAT, 80, "", "rank and incarnation in the header are alive")                      \

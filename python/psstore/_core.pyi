@@ -268,6 +268,9 @@ class DataService:
     @property
     def newest_incarnations(self) -> dict[int, int]:
         """Of all ranks of which a life attached."""
+    def traffic(self, now: float) -> dict[int, tuple[int, int, float, float, float]]:
+        """Rank -> (bytes that its workers have pushed, and pulled; for how many seconds its gradients were arriving,
+        else values were on their way to it, else a read waited for others), of those that have attached."""
     def schema_changed(self) -> None:
         """Tensors were dropped: reads that wait for them are looked at again."""
     def advanced(self, needs_scale: bool) -> None:

@@ -83,7 +83,30 @@ OF_COMMAND: Mapping[str, Mapping[int, str]] = {
 
 def exit_codes_of(command: str) -> list[str]:
     """A line for each code that the command may end with. Raises KeyError for one that the table lacks."""
+    meanings = _meanings_of(command)
+    return [f"{code}: {meanings[code]}" for code in sorted(meanings)]
+
+
+def exit_codes_of_group(group: str) -> list[str]:
+    """A line for each code that one of the group's commands may end with; where it is not the same for all of them, it
+    says for which."""
+    commands = {name.removeprefix(f"{group} "): name for name in OF_COMMAND if name.startswith(f"{group} ")}
+    who: dict[int, dict[str, list[str]]] = {}
+    for name, command in commands.items():
+        for code, meaning in _meanings_of(command).items():
+            who.setdefault(code, {}).setdefault(meaning, []).append(name)
+    return [
+        f"{code}: "
+        + "; ".join(
+            meaning if len(names) == len(commands) else f"{meaning} ({', '.join(names)})"
+            for meaning, names in who[code].items()
+        )
+        for code in sorted(who)
+    ]
+
+
+def _meanings_of(command: str) -> dict[int, str]:
     meanings = {**OF_ALL, **OF_COMMAND[command]}
     if OF_COMMAND[command] is _SERVER:
         del meanings[EXIT_SIGNAL + 2]
-    return [f"{code}: {meanings[code]}" for code in sorted(meanings)]
+    return meanings

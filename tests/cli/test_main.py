@@ -70,6 +70,18 @@ def test_the_help_of_each_command_ends_with_its_exit_codes(capsys: pytest.Captur
         assert shown == [line.partition(":")[0] for line in exit_codes_of(name)], name
 
 
+@pytest.mark.parametrize("group", ["checkpoint", "kubernetes"])
+def test_the_help_of_a_group_ends_with_the_exit_codes_of_its_commands(group: str) -> None:
+    text = " ".join(CliRunner().invoke(app, [group, "--help"]).stdout.rpartition("Exit codes:")[2].split())
+    shown = re.findall(r"(\d+): ", text)
+    codes = {
+        line.partition(":")[0] for name in OF_COMMAND if name.startswith(f"{group} ") for line in exit_codes_of(name)
+    }
+    assert shown == sorted(codes, key=int)
+    if group == "checkpoint":
+        assert "3: no package for that format (export, import)" in text
+
+
 BASH = shutil.which("bash")
 
 

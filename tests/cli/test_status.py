@@ -45,14 +45,17 @@ def test_it_says_how_a_store_is(tmp_path: Path) -> None:
     assert lines[-1] == "table items: 3 rows, 0.0 MiB; 0 evicted, 0 refused"
     told = json.loads(text)
     shards, workers, checkpoint = told.pop("shards"), told.pop("workers"), told.pop("checkpoint")
+    transfers = told.pop("transfers")
     assert told == {
         "mode": "sync", "num_workers": 2, "version": 1, "tensors": 2, "live": [0], "lost": [], "left": [1],
-        "commits_waiting": 0, "torn": "", "restored": None,
+        "absent": [], "staleness": {"0": 2}, "commits_waiting": 0, "torn": "", "restored": None,
         "tables": [{"name": "items", "rows": 3, "row_bytes": 72, "rows_evicted": 0, "rows_refused": 0}],
     }  # fmt: skip
     assert [(one["rank"], one["clock"], one["ahead"]) for one in workers] == [(0, 1, 0)]
     assert (checkpoint["version"], checkpoint["written"], checkpoint["failed"]) == (1, 1, 0)
     assert sum(shard["value_bytes"] for shard in shards) == 4 * 600_000
+    assert [(one["rank"], one["shard"]) for one in transfers] == [(0, 0), (0, 1)]
+    assert sum(one["pushed_bytes"] for one in transfers) == 4 * 600_000 + 3 * 16
     assert sum(shard["received_bytes"] for shard in shards) == 2 * (4 * 600_000 + 3 * 16)
 
 

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 import psstore
 from psstore.cli.main import app
-from psstore.cli.top import CLEAR, Look, frame
+from psstore.cli.top import CLEAR, frame
 from psstore.client.store_status import CheckpointStatus, StoreStatus, WorkerStatus, look_at
+from psstore.launch.slowness import Look
 from tests.support.server_process import StoreProcess
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -64,19 +65,26 @@ def test_speeds_are_what_grew_between_two_looks(status: StoreStatus) -> None:
     assert shown[2:4] == ["3.0", "1.5"]
 
 
-def test_who_waits_least_in_lockstep_is_who_is_waited_for(status: StoreStatus) -> None:
+def test_who_is_waited_for_comes_first_with_what_it_does_and_why(status: StoreStatus) -> None:
     before = replace(status, workers=workers((5, 1.0), (5, 1.0), (5, 1.0)))
     now = replace(status, workers=workers((9, 2.5), (9, 1.0), (9, 2.6)))
     lines = frame(Look(0.0, before, 0.0), Look(2.0, now, 0.0))
-    assert any(line.endswith("waited for is rank 1") for line in lines)
-    assert lines[-3].split() == ["1", "9", "0", "0", "%"]
+    said = next(i for i, line in enumerate(lines) if line.endswith("waited for is rank 1"))
+    assert lines[said + 1].startswith("why: it computes, or loads data")
+    assert lines[said + 2].split()[:3] == ["rank", "round", "ahead"]
+    assert lines[said + 3].split() == ["1", "9", "0", "0.0", "0.0", "100%", "0%", "0%", "0%"]
+    assert [line.split()[0] for line in lines[said + 4 : said + 6]] == ["0", "2"]
 
 
-def test_who_is_behind_is_who_is_waited_for_and_equals_are_nobody(status: StoreStatus) -> None:
-    behind = replace(status, workers=workers((9, 0.0), (4, 0.0)))
-    assert any(line.endswith("rank 1") for line in frame(Look(0.0, behind, 0.0), Look(1.0, behind, 0.0)))
-    equal = replace(status, workers=workers((9, 0.0), (9, 0.0)))
-    assert not any("waited for" in line for line in frame(Look(0.0, equal, 0.0), Look(1.0, equal, 0.0)))
+def test_staleness_is_shown_as_a_histogram_of_what_was_committed_since(status: StoreStatus) -> None:
+    before = replace(status, staleness={0: 10, 1: 3})
+    now = replace(status, staleness={0: 16, 1: 4, 2: 2, 8: 1})
+    lines = frame(Look(5.0, now, 0.0), Look(6.0, now, 0.0), long_ago=Look(0.0, before, 0.0))
+    first = lines.index("staleness of the 10 commits of 6 s, in rounds ahead of the slowest")
+    rows = [line.split() for line in lines[first + 1 :]]
+    assert [(row[0], row[-1]) for row in rows] == [("0", "60%"), ("1", "10%"), ("2-3", "20%"), ("8-15", "10%")]
+    assert len(rows[0][1]) == 6 * len(rows[1][1])
+    assert not any("staleness" in line for line in frame(Look(0.0, now, 0.0), Look(1.0, now, 0.0)))
 
 
 def test_what_is_wrong_is_shown(status: StoreStatus) -> None:

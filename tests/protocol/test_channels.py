@@ -76,7 +76,7 @@ def test_worker_is_there_as_long_as_its_first_channel_is() -> None:
     first.join()
     second.hang_up()
     store.pass_time(5.0)
-    assert store.coordinator.counters()["workers_live"] == 1
+    assert store.coordinator.counters(store.now)["workers_live"] == 1
     first.hang_up()
     store.pass_time(60.0)
-    assert store.coordinator.counters()["workers_lost"] == 1
+    assert store.coordinator.counters(store.now)["workers_lost"] == 1

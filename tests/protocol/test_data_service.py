@@ -135,6 +135,28 @@ def test_push_of_an_older_life_is_refused() -> None:
         push(worker, tensor, round=1)
 
 
+def test_stats_bring_back_what_they_are_sent() -> None:
+    peer = FakeStore().connect()
+    told = peer.control("STATS", m.Stats(padding="." * 20_000), m.Statistics)
+    assert told.padding == "." * 20_000
+    assert told.counters["shard"] == 0
+
+
+def test_what_workers_move_and_how_long_their_reads_wait_is_counted_by_rank() -> None:
+    store = FakeStore(num_workers=1)
+    worker, tensor = worker_with_tensor(store)
+    push(worker, tensor, round=1)
+    waiting = worker.pull(tensor, at_least=1, wait_s=9.0)
+    for waited_s in (0.5, 1.0):
+        store.now += 0.5
+        assert store.services[0].data.traffic(store.now)[0][-1] == waited_s
+    committed = worker.committed(worker.commit(1, [tensor.id], hypers={0: {"lr": 1.0}}))
+    worker.pulled(worker.pull(tensor, decisions=committed.decisions))
+    worker.pulled(waiting)
+    store.now += 0.5
+    assert store.services[0].data.traffic(store.now) == {0: (16, 2 * 16, 0.0, 0.0, 1.0)}
+
+
 def test_write_answers_the_read_of_another_connection_that_waits_for_it() -> None:
     store = FakeStore(num_workers=1)
     worker, tensor = worker_with_tensor(store)

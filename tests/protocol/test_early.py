@@ -53,6 +53,18 @@ def test_finish_is_answered_when_every_member_has_finished() -> None:
     assert first.finished(waiting).next_round == 2
 
 
+def test_who_waits_for_the_others_pushes_waits_for_others() -> None:
+    store = FakeStore()
+    first, second = early_round(store)
+    first.finish(1)
+    for waited_s in ("0.5", "1"):
+        store.now += 0.5
+        assert store.coordinator.counters(store.now)["rank_waits_s"] == f"0:{waited_s},1:0"
+    second.finish(1)
+    store.now += 0.5
+    assert store.coordinator.counters(store.now)["rank_waits_s"] == "0:1,1:0"
+
+
 def test_repeated_finish_gets_the_first_answer() -> None:
     first, second = early_round(FakeStore())
     first.finish(1)

@@ -25,7 +25,7 @@ def waiting_for_a_new_life(num_workers: int = 2) -> tuple[FakeStore, list[Peer],
     dead.hang_up()
     waiting = [peer.commit(1) for peer in others]
     store.pass_time(LOST_S + 1)
-    assert store.coordinator.counters()["ranks_lost"] == str(num_workers - 1)
+    assert store.coordinator.counters(store.now)["ranks_lost"] == str(num_workers - 1)
     return store, others, waiting
 
 

@@ -42,12 +42,14 @@ def test_who_waits_for_whom_is_counted_in_seconds() -> None:
     quick, slow = workers(store, 2)
     for number in (1, 2):
         waiting = quick.commit(number)
-        assert store.coordinator.counters()["commits_waiting"] == 1
         store.now += 1.5
+        counters = store.coordinator.counters(store.now)
+        assert counters["commits_waiting"] == 1
+        assert counters["rank_waits_s"] == f"0:{1.5 * number:g},1:0", "what waits still counts, too"
         slow.committed(slow.commit(number))
         quick.committed(waiting)
         store.now += 0.25
-    counters = store.coordinator.counters()
+    counters = store.coordinator.counters(store.now)
     assert counters["commits_waiting"] == 0
     assert (counters["rank_clocks"], counters["rank_waits_s"]) == ("0:2,1:2", "0:3,1:0")
 
@@ -58,10 +60,27 @@ def test_waits_for_staleness_are_counted_and_clocks_show_who_is_ahead() -> None:
     quick.committed(quick.commit(1))
     waiting = quick.commit(2)
     store.now += 4.0
-    assert store.coordinator.counters()["rank_clocks"] == "0:2,1:0"
+    assert store.coordinator.counters(store.now)["rank_clocks"] == "0:2,1:0"
     slow.committed(slow.commit(1))
     quick.committed(waiting)
-    assert store.coordinator.counters()["rank_waits_s"] == "0:4,1:0"
+    assert store.coordinator.counters(store.now)["rank_waits_s"] == "0:4,1:0"
+
+
+def test_commits_are_counted_by_how_far_ahead_of_the_slowest_they_were_answered() -> None:
+    store = FakeStore(num_workers=2, quorum=1, staleness=100)
+    quick, slow = workers(store, 2)
+    for number in range(1, 6):
+        quick.committed(quick.commit(number))
+    slow.committed(slow.commit(1))
+    assert store.coordinator.counters(store.now)["staleness"] == "0:1,1:1,2:2,4:2"
+
+
+def test_how_long_nothing_was_heard_of_a_worker_is_told() -> None:
+    store = FakeStore(num_workers=2)
+    quick, _ = workers(store, 2)
+    store.now += 2.5
+    quick.commit(1)
+    assert store.coordinator.counters(store.now)["rank_silences_s"] == "0:0,1:2.5"
 
 
 def test_shard_of_the_coordinator_need_not_be_told_what_was_decided() -> None:
@@ -596,9 +615,9 @@ def test_a_worker_that_was_lost_and_speaks_can_be_lost_again() -> None:
     for round in range(1, 4):
         peer.committed(peer.commit(round))
         store.pass_time(LIVENESS.silence_s + 1.0)
-        assert store.coordinator.counters()["ranks_lost"] == "0"
+        assert store.coordinator.counters(store.now)["ranks_lost"] == "0"
         peer.committed(peer.commit(round))  # asked again
-        assert store.coordinator.counters()["ranks_lost"] == ""
+        assert store.coordinator.counters(store.now)["ranks_lost"] == ""
 
 
 # ---- the log ----

@@ -170,15 +170,6 @@ def test_certificate_that_can_not_be_used_is_an_error_at_the_start(
     assert said.format(**named) in log
 
 
-def test_doctor_says_what_is_wrong_with_a_certificate(ca: TestCA, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PSSTORE_TLS_CA", raising=False)
-    with StoreProcess("--shards", "1", *ca.issue(*LOCAL).flags()) as server:
-        answer = CliRunner().invoke(app, ["doctor", server.url])
-        assert answer.exit_code == 1
-        assert answer.output.startswith("tls: no TLS with the store")
-        assert "openssl s_client -connect 127.0.0.1:" in answer.output
-
-
 def test_worker_that_only_beats_is_alive(ca: TestCA) -> None:
     flags = ("--heartbeat-s", "0.2", "--silence-s", "1", "--rejoin-s", "0")
     with (

@@ -37,16 +37,23 @@ class Page:
         self.complaints: list[str] = []
         """What the browser had to say of the page: errors, and what its policy forbids."""
 
-    def open(self, url: str, *, scheme: Scheme, width: int, height: int) -> None:
+    def open(self) -> None:
+        """An empty one."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Log", "Runtime"):
             self.ask(f"{domain}.enable")
+
+    def show(self, *, scheme: Scheme, width: int, height: int = 800) -> None:
+        """How whoever looks likes it, and how large the window is: the page that is there changes, too."""
         media = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", features=media)
         self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
+
+    def go(self, url: str) -> None:
+        """To another page, in place of the one that is there. Returns before all of it is."""
         self.ask("Page.navigate", url=url)
 
     def evaluate(self, script: str) -> Any:
@@ -71,7 +78,8 @@ class Page:
         os.write(self._to_browser, json.dumps(asked).encode() + b"\0")
         while True:
             told = json.loads(self._message())
-            if told.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+            is_error = told.get("method") == "Runtime.consoleAPICalled" and told["params"]["type"] == "error"
+            if is_error or told.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
                 self.complaints.append(json.dumps(told["params"]))
             if told.get("id") == self._num_asked:
                 assert "error" not in told, told
@@ -105,7 +113,9 @@ def open_page(url: str, *, scheme: Scheme = "light", width: int = 1216, height: 
             os.close(one)
         page = Page(write_here, read_here)
         try:
-            page.open(url, scheme=scheme, width=width, height=height)
+            page.open()
+            page.show(scheme=scheme, width=width, height=height)
+            page.go(url)
             yield page
         finally:
             page.close()  # whereupon it ends

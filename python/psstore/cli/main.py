@@ -26,7 +26,7 @@ from psstore.cli.status import status
 from psstore.cli.top import top
 from psstore.cli.trace import trace
 from psstore.cli.version import version_text
-from psstore.exit_codes import EXIT_FAILED, exit_codes_of
+from psstore.exit_codes import EXIT_FAILED, exit_codes_of, exit_codes_of_group
 
 app = typer.Typer(
     name="psstore",
@@ -91,12 +91,18 @@ def _options(
 
 
 def _show_exit_codes() -> None:
-    """At the end of each command's --help."""
-    for prefix, group in (("", app), ("checkpoint ", checkpoint), ("kubernetes ", kubernetes)):
+    """At the end of the --help of each command, and of each group of them."""
+    for name, group in (("", app), ("checkpoint", checkpoint), ("kubernetes", kubernetes)):
+        if name:
+            group.info.epilog = _list_of(exit_codes_of_group(name))
         for command in group.registered_commands:
             assert command.callback is not None
-            codes = exit_codes_of(prefix + (command.name or command.callback.__name__))
-            command.epilog = "\n\n".join(["Exit codes:", *(f"- {line}" for line in codes)])
+            codes = exit_codes_of(f"{name} {command.name or command.callback.__name__}".strip())
+            command.epilog = _list_of(codes)
+
+
+def _list_of(codes: list[str]) -> str:
+    return "\n\n".join(["Exit codes:", *(f"- {line}" for line in codes)])
 
 
 _show_exit_codes()

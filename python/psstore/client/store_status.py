@@ -54,6 +54,8 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How many may lead at once."""
     standby_lag: int
     """Changes that a standby has been sent and has not answered."""
+    processor_s: float
+    """Processor time of the process that leads; 0 of a store inside a program."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,24 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds by which it is ahead of the slowest."""
     waited_s: float
     """How long its commits have waited for others, all together: the one that they wait for has the least."""
+    silent_s: float = 0.0
+    """Since something was heard of it, its heartbeat included."""
+
+
+class TransferStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as one shard sees it. At a moment it does one of three things there, of several the first, or none."""
+
+    rank: int
+    shard: int
+    pushed_bytes: int
+    """Values only, as they travel, also through shared memory."""
+    pulled_bytes: int
+    push_s: float
+    """How long gradients of its were arriving, all together. Through shared memory they are there at once."""
+    pull_s: float
+    """How long values were on their way to it."""
+    waited_s: float
+    """How long its reads have waited for what others have yet to do."""
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +122,17 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     live: tuple[int, ...]
     """Ranks of the workers that train."""
+    absent: tuple[int, ...]
+    """Ranks that have not come yet, where each is expected."""
     lost: tuple[int, ...]
     left: tuple[int, ...]
     workers: tuple[WorkerStatus, ...]
     """Workers that train, by rank."""
+    transfers: tuple[TransferStatus, ...]
+    """What each shard sees of them."""
+    staleness: dict[int, int]
+    """Rounds by which a worker was ahead of the slowest -> commits that were answered so; of 2 and 3 together at 2, of
+    4 to 7 at 4, and so on."""
     commits_waiting: int
     torn: str = ""
     """Why there will be no other version; '': nothing is in the way."""
@@ -132,15 +159,20 @@ def look_at(store: Store) -> StoreStatus:
 def status_of(shards: Sequence[Counters], store: Store) -> StoreStatus:
     """From what `Store.stats` gave."""
     first = shards[0]
+    live, lost, left = (_ranks(first[f"ranks_{state}"]) for state in ("live", "lost", "left"))
+    expected = () if store.consistency.elastic else range(store.num_workers)
     return StoreStatus(
         mode=store.consistency.mode,
         num_workers=store.num_workers,
         version=int(first["version"]),
         tensors=int(first["tensors"]),
-        live=_ranks(first["ranks_live"]),
-        lost=_ranks(first["ranks_lost"]),
-        left=_ranks(first["ranks_left"]),
+        live=live,
+        absent=tuple(sorted({*expected}.difference(live, lost, left))),
+        lost=lost,
+        left=left,
         workers=workers_of(first),
+        transfers=tuple(one for counters in shards for one in transfers_of(counters) if one.rank in live),
+        staleness={ahead: int(count) for ahead, count in _by_rank(first["staleness"]).items()},
         commits_waiting=int(first["commits_waiting"]),
         torn=str(first.get("torn", "")),
         restored=store.restored,
@@ -151,7 +183,8 @@ def status_of(shards: Sequence[Counters], store: Store) -> StoreStatus:
 
 
 def shard_of(counters: Counters) -> ShardStatus:
-    return ShardStatus(**{name: int(counters[name]) for name in ShardStatus.__struct_fields__})
+    counts = {name: int(counters[name]) for name in ShardStatus.__struct_fields__ if name != "processor_s"}
+    return ShardStatus(**counts, processor_s=float(counters.get("processor_s", 0.0)))
 
 
 def tables_of(shards: Sequence[Counters]) -> tuple[TableStatus, ...]:
@@ -169,10 +202,35 @@ def tables_of(shards: Sequence[Counters]) -> tuple[TableStatus, ...]:
 def workers_of(counters: Counters) -> tuple[WorkerStatus, ...]:
     """From shard 0's counters."""
     clocks, waits = _by_rank(counters["rank_clocks"]), _by_rank(counters["rank_waits_s"])
+    silences = _by_rank(counters["rank_silences_s"])
     slowest = min(clocks.values(), default=0.0)
     return tuple(
-        WorkerStatus(rank=rank, clock=int(clock), ahead=int(clock - slowest), waited_s=waits.get(rank, 0.0))
+        WorkerStatus(
+            rank=rank,
+            clock=int(clock),
+            ahead=int(clock - slowest),
+            waited_s=waits.get(rank, 0.0),
+            silent_s=silences.get(rank, 0.0),
+        )
         for rank, clock in sorted(clocks.items())
+    )
+
+
+def transfers_of(counters: Counters) -> tuple[TransferStatus, ...]:
+    """From one shard's counters, by rank."""
+    names = ("rank_pushed_bytes", "rank_pulled_bytes", "rank_push_s", "rank_pull_s", "rank_read_waits_s")
+    pushed, pulled, push_s, pull_s, waited_s = (_by_rank(counters[name]) for name in names)
+    return tuple(
+        TransferStatus(
+            rank=rank,
+            shard=int(counters["shard"]),
+            pushed_bytes=int(pushed[rank]),
+            pulled_bytes=int(pulled[rank]),
+            push_s=push_s[rank],
+            pull_s=pull_s[rank],
+            waited_s=waited_s[rank],
+        )
+        for rank in sorted(pushed)
     )
 
 

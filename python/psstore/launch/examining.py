@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 
 from psstore.config import Credentials
-from psstore.errors import AuthFailed, PsstoreError, StoreUnreachable, TlsFailed
+from psstore.errors import AuthFailed, DeadlineExceeded, PsstoreError, StoreUnreachable, TlsFailed
 from psstore.launch.diagnosis import Finding, Here, ShardAnswers, diagnose
+from psstore.launch.packet_sizes import PADDING, find_packet_sizes
 from psstore.net.address import Address, TcpAddress, is_loopback, parse_address, parse_addresses
 from psstore.net.asking import counters, greet, greeted, tie
 from psstore.net.client import CURT, MUTE
@@ -42,7 +43,8 @@ async def _examine(seeds: Sequence[Address], credentials: Credentials, version: 
             welcome = await greet(identity, str(seed), patience_s=PATIENCE_S)
             break
         except PsstoreError as error:
-            unreached.append(_unreached(seed, error, has_token=credentials.secret() is not None))
+            large = await _loses_large_packets(0, str(seed), credentials) if _takes_connections(error) else None
+            unreached.append(large or _unreached(seed, error, has_token=credentials.secret() is not None))
     if welcome is None:
         return unreached
     looks = await asyncio.gather(
@@ -68,19 +70,36 @@ async def _look(shard: int, addresses: Sequence[str], credentials: Credentials) 
                 told = await counters(reconnector, timeout_s=PATIENCE_S)
                 taken_s.append(time.monotonic() - began)
                 ahead_s.append(float(told["time_s"]) - clock_s - taken_s[-1] / 2)
+            await counters(reconnector, timeout_s=PATIENCE_S, padding=PADDING)
             return ShardAnswers(shard, address, told, statistics.median(taken_s), statistics.median(ahead_s))
         except PsstoreError as error:
             failures.append((address, error))
         finally:
             await reconnector.close()
     where, failure = failures[-1]
-    if _takes_connections(failure):
+    is_silent = _takes_connections(failure) or isinstance(failure, DeadlineExceeded)
+    if is_silent and (large := await _loses_large_packets(shard, where, credentials)) is not None:
+        return large
+    if is_silent:
         return _hanging(f"shard {shard} at {where}")
     return Finding(
         "advertised",
         f"clients are told that shard {shard} is at {where}, where it can't be reached from here: {failure.message}",
         "psstore-server --advertise HOST, a name that means the store's host wherever workers run (docs/clusters.md);"
         f" or open that port to them: nc -vz {_host_and_port(where)}",
+    )
+
+
+async def _loses_large_packets(shard: int, address: str, credentials: Credentials) -> Finding | None:
+    sizes = await find_packet_sizes(address, shard, credentials)
+    if sizes is None:
+        return None
+    return Finding(
+        "mtu",
+        f"packets of {sizes.sent} bytes, as this host sends them, are lost on the way to shard {shard} at {address} or"
+        f" back, and nobody says so; those of {sizes.passing} arrive",
+        f"ip link set dev DEVICE mtu {sizes.passing}, here and on the shard's host; or let ICMP through between them,"
+        " which tells them",
     )
 
 

@@ -16,8 +16,16 @@ from psstore.protocol.session import Session
 from psstore.wire import messages as m
 
 
-def tie(identity: ClientIdentity, address: str, *, shard: int = 0, patience_s: float = math.inf) -> Reconnector:
-    """Connects to a process, which `close` ends. To be called on an event loop."""
+def tie(
+    identity: ClientIdentity,
+    address: str,
+    *,
+    shard: int = 0,
+    patience_s: float = math.inf,
+    max_segment_bytes: int | None = None,
+) -> Reconnector:
+    """Connects to a process, which `close` ends. To be called on an event loop. `max_segment_bytes`: of TCP, each way;
+    None: as large as the way is thought to allow."""
     session = Session(
         identity=identity,
         decisions=DecisionCache(),
@@ -26,7 +34,9 @@ def tie(identity: ClientIdentity, address: str, *, shard: int = 0, patience_s: f
         shard=shard,
     )
     loop = asyncio.get_running_loop()
-    reconnector = Reconnector(session, [parse_address(address)], loop=loop, patience_s=patience_s)
+    reconnector = Reconnector(
+        session, [parse_address(address)], loop=loop, patience_s=patience_s, max_segment_bytes=max_segment_bytes
+    )
     reconnector.start()
     return reconnector
 
@@ -40,9 +50,10 @@ async def ask(reconnector: Reconnector, op: str, body: m.Message | None = None, 
     return await answer
 
 
-async def counters(reconnector: Reconnector, *, timeout_s: float) -> Mapping[str, int | float | str]:
-    """What STATS tells of the process. Raises PsstoreError."""
-    reply = await ask(reconnector, "STATS", timeout_s=timeout_s)
+async def counters(reconnector: Reconnector, *, timeout_s: float, padding: str = "") -> Mapping[str, int | float | str]:
+    """What STATS tells of the process. `padding`: travels there and back. Raises PsstoreError."""
+    body = m.Stats(padding=padding) if padding else None
+    reply = await ask(reconnector, "STATS", body, timeout_s=timeout_s)
     assert isinstance(reply, m.Statistics)
     return reply.counters
 

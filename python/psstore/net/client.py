@@ -89,10 +89,11 @@ class Reconnector:
         refused_s: float = REFUSED_S,
         on_up: Callable[[ClientConnection], None] | None = None,
         congestion_control: str | None = None,
+        max_segment_bytes: int | None = None,
     ) -> None:
         """`patience_s`: what is asked of a shard that can't be reached for so long fails. `refused_s`: the same of one
         that was there, and whose host refuses every connection to it.
-        `congestion_control`: TCP's; None: the system's."""
+        `congestion_control`: TCP's; None: the system's. `max_segment_bytes`: TCP's, each way; None: the way's."""
         self.session = session
         self.first_up: asyncio.Future[None] = loop.create_future()
         """Done when the session was up once; failed if it never can be."""
@@ -109,6 +110,7 @@ class Reconnector:
         """The last attempt to connect was, at every address."""
         self._on_up = on_up
         self._congestion_control = congestion_control
+        self._max_segment_bytes = max_segment_bytes
         self._certificates: Certificates | None = None
         """As soon as there is an address with TLS."""
         self._connection: ClientConnection | None = None
@@ -291,6 +293,8 @@ class Reconnector:
             sock.setblocking(False)
             if family != socket.AF_UNIX:
                 choose_congestion_control(sock, where[0], self._congestion_control)
+                if self._max_segment_bytes is not None:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._max_segment_bytes)
             tls = self._tls(address)
             await _connect(self._loop, sock, where)
             return ClientConnection(self.session, self._loop, sock, tls=tls)

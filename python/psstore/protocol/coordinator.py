@@ -309,7 +309,7 @@ class Coordinator:
     def _is_gone(self, now: float) -> Callable[[str], bool]:
         return partial(self._clients.is_gone, now=now, patience_s=self.membership.liveness.detached_s)
 
-    def counters(self) -> dict[str, int | float | str]:
+    def counters(self, now: float) -> dict[str, int | float | str]:
         """For STATS. Ranks are listed as text: '0,2', and what is known of each likewise: '0:12,2:11'."""
         workers = self.membership.workers
         live = sorted(rank for rank, worker in workers.items() if worker.state is WorkerState.LIVE)
@@ -326,6 +326,8 @@ class Coordinator:
             "ranks_lost": ",".join(map(str, sorted(lost))),
             "ranks_left": ",".join(map(str, sorted(self.membership.left))),
             "rank_clocks": ",".join(f"{rank}:{workers[rank].clock}" for rank in live),
-            "rank_waits_s": ",".join(f"{rank}:{self.rounds.waits_s.get(rank, 0.0):.6g}" for rank in live),
+            "rank_waits_s": ",".join(f"{rank}:{self.rounds.waited_s(rank, now):.6g}" for rank in live),
+            "rank_silences_s": ",".join(f"{rank}:{max(0.0, now - workers[rank].last_seen):.3g}" for rank in live),
+            "staleness": ",".join(f"{ahead}:{count}" for ahead, count in self.rounds.staleness().items()),
         }
         return counters if self.rounds.torn is None else {**counters, "torn": self.rounds.torn.message}

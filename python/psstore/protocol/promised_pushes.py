@@ -43,6 +43,8 @@ class PromisedPushes:
         self._owing: set[int] = set()
         """Ranks of members that have not finished."""
         self._waits: Waits[Finishing] = Waits()
+        self._waits_s: dict[int, float] = {}
+        """Rank -> how long those of its waits that are over have taken, all together, in seconds."""
 
     @property
     def pending(self) -> bool:
@@ -66,15 +68,22 @@ class PromisedPushes:
     def wait(self, worker: Worker, finishing: Finishing) -> list[Reply]:
         """A worker has finished, and wants to hear when all have. One that asks late is told at once."""
         self._waits.put(worker.rank, finishing)
-        return self.finished(worker.rank)
+        return self.finished(worker.rank, finishing.since)
 
-    def finished(self, rank: int) -> list[Reply]:
+    def waited_s(self, rank: int, now: float) -> float:
+        """How long the rank has waited for others' pushes, all together, in seconds."""
+        waiting = self._waits.of.get(rank)
+        return self._waits_s.get(rank, 0.0) + (max(0.0, now - waiting.since) if waiting is not None else 0.0)
+
+    def finished(self, rank: int, now: float) -> list[Reply]:
         """Everything that this rank promised is pushed."""
         self._owing.discard(rank)
         self._reserve()
         if self._owing:
             return []
         waits = self._take_waits()
+        for waiting, one in waits:
+            self._waits_s[waiting] = self._waits_s.get(waiting, 0.0) + now - one.since
         clocks = self._membership.workers
         return [one.reply(Finished(next_round=clocks[rank].clock + 1)) for rank, one in waits]
 

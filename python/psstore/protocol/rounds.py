@@ -80,9 +80,10 @@ class Rounds:
         """Largest lead over the slowest live worker with which a worker was let go."""
         self.torn: TornRound | None = None
         """Why there will be no other decision."""
-        self.waits_s: dict[int, float] = {}
-        """Rank -> how long its answered commits have waited for other workers, all together, in seconds. The rank that
-        the others wait for is the one with the least."""
+        self._num_ahead = [0] * 65
+        """Commits that were answered, by the bits of the rounds that their worker was ahead of the slowest."""
+        self._waits_s: dict[int, float] = {}
+        """Rank -> how long its commits that nobody waits for any more have waited, all together, in seconds."""
         self._at = 0.0
         """When something came last after which a round may be decided."""
         self._membership = membership
@@ -121,6 +122,22 @@ class Rounds:
         """Commits whose answer is owed."""
         return len(self._staged.of) + len(self._owed.of)
 
+    def waited_s(self, rank: int, now: float) -> float:
+        """How long the rank's commits, and the ends of its early ones, have waited for other workers, all together, in
+        seconds. The rank that the others wait for is the one with the least."""
+        under_way = (waits.of.get(rank) for waits in (self._staged, self._owed))
+        since = [waiting.since for waiting in under_way if waiting is not None]
+        return (
+            self._waits_s.get(rank, 0.0)
+            + sum(max(0.0, now - one) for one in since)
+            + self._promised.waited_s(rank, now)
+        )
+
+    def staleness(self) -> dict[int, int]:
+        """Rounds by which a worker was ahead of the slowest -> commits that were answered so: 2 and 3 together at 2,
+        4 to 7 at 4, and so on."""
+        return {1 << bits >> 1: count for bits, count in enumerate(self._num_ahead) if count}
+
     @property
     def is_done(self) -> bool:
         """Whether all that the last decision counts on is there."""
@@ -143,7 +160,7 @@ class Rounds:
         commit, self._at = waiting.commit, waiting.since
         if self._has_closed(worker, commit.round):
             self._just_decided[worker.rank] = waiting  # asked again
-            return ([] if commit.early else self._promised.finished(worker.rank)) + self._release()
+            return ([] if commit.early else self._promised.finished(worker.rank, self._at)) + self._release()
         self._check_round(worker, commit)
         decisions.check(commit, self.consistency)
         if self._stops.is_over(worker.rank, self.log.last):
@@ -223,6 +240,7 @@ class Rounds:
         for waits in (self._staged, self._owed):
             for rank, waiting in waits.due(now):
                 replies.append(waiting.reply(self._too_late(rank, waiting, now)))
+                self._count_wait(rank, waiting, now)
                 waits.put(rank, replace(waiting, since=math.inf))
         return replies
 
@@ -368,12 +386,14 @@ class Rounds:
         for rank, waiting in sorted(self._take_candidates(slowest).items()):
             worker = self._membership.workers[rank]
             if self._may_go(worker, waiting, slowest):
-                if worker.clock - slowest > self.max_staleness:
-                    self.max_staleness = worker.clock - slowest
+                ahead = worker.clock - slowest
+                if ahead > self.max_staleness:
+                    self.max_staleness = ahead
+                self._num_ahead[ahead.bit_length() if ahead > 0 else 0] += 1
                 if rank in self._owed.of:
                     self._owed.pop(rank)
                 if waiting.since < self._at:
-                    self.waits_s[rank] = self.waits_s.get(rank, 0.0) + self._at - waiting.since
+                    self._count_wait(rank, waiting, self._at)
                 answers.append(self._answer(worker, waiting, slowest))
             else:
                 self._owed.put(rank, waiting)
@@ -396,6 +416,10 @@ class Rounds:
             return True
         bound = self.consistency.staleness
         return self._lockstep or bound == UNBOUNDED or worker.clock - slowest <= bound
+
+    def _count_wait(self, rank: int, waiting: Waiting, now: float) -> None:
+        """Takes note of a wait that is over."""
+        self._waits_s[rank] = self._waits_s.get(rank, 0.0) + max(0.0, now - waiting.since)
 
     def _answer(self, worker: Worker, waiting: Waiting, slowest: int) -> Reply:
         closed = self.closed[worker.rank]
@@ -440,6 +464,7 @@ class Rounds:
             if waiting.since < math.inf and self._losses.is_news(rank, waiting.request, lost):
                 self._losses.tell(rank, waiting.request, lost)
                 replies.append(waiting.reply(self._worker_lost(f"round {self.log.last + 1}", lost[0], now)))
+                self._count_wait(rank, waiting, now)
                 self._staged.put(rank, replace(waiting, since=math.inf))
         return replies
 

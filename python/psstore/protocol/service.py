@@ -47,6 +47,7 @@ from psstore.protocol.standby_list import StandbyList
 from psstore.protocol.standstill import Standstill
 from psstore.protocol.states import ConnectionState
 from psstore.protocol.table_counters import table_counters
+from psstore.protocol.traffic_counters import traffic_counters
 from psstore.types import Consistency
 from psstore.wire import messages as m
 from psstore.wire import records as r
@@ -458,7 +459,7 @@ class ShardService:
         if connection.only_beats:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
         if connection.is_operator:
-            return self._operated(connection, frame)
+            return self._operated(connection, frame, now)
         if connection.is_elector:
             return [_answer(connection.id, frame, self._word(frame))]
         if op in CARRIERS:
@@ -484,7 +485,7 @@ class ShardService:
         if op == OPS["FREEZE"]:
             return [_answer(connection.id, frame, self._freeze(connection, frame, now))]
         if op == OPS["STATS"]:
-            return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
+            return [_answer(connection.id, frame, self._statistics(frame, now))]
         raise UnexpectedMessage(f"operation {op} is not a request")
 
     def _checkpoint(self, connection: Connection, frame: _core.Frame) -> m.Message:
@@ -520,10 +521,10 @@ class ShardService:
         asked = m.decode_body(m.Freeze, frame.body)
         return m.Frozen(done=self.standstill.ask(connection.client, gather_s=asked.gather_s, now=now))
 
-    def _operated(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+    def _operated(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         """A request of somebody who sees to the store's processes."""
         if frame.op == OPS["STATS"]:
-            return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
+            return [_answer(connection.id, frame, self._statistics(frame, now))]
         if frame.op == OPS["RESHARD"]:
             self._reshard(connection, frame)
             return []
@@ -625,13 +626,17 @@ class ShardService:
         """Tells the coordinator, if it is here, and its standbys."""
         if self.coordinator is None or self.standby is not None:
             return []
-        since = self.standstill.since
-        if self._clock_ahead_s or since is not None:
-            told = replace(told, now=(told.now if since is None else since) + self._clock_ahead_s)
+        if self._clock_ahead_s or self.standstill.since is not None:
+            told = replace(told, now=self._coordinators_time(told.now))
         self._due = None
         if self.data.is_followed and not (isinstance(told, r.ClientAsked) and told.op in CHANGES_NOTHING):
             self.data.record(r.encode_record(told))
         return self._send_replies(feed(self.coordinator, told))
+
+    def _coordinators_time(self, now: float) -> float:
+        """Its clock goes on where that of the process went which led before, and stands still with the shard."""
+        since = self.standstill.since
+        return (now if since is None else since) + self._clock_ahead_s
 
     def _coordinator_wake(self) -> float | None:
         if self.coordinator is None or self.standby is not None or self.standstill.since is not None:
@@ -643,7 +648,11 @@ class ShardService:
             return wake
         return wake - self._clock_ahead_s + CLOCK_GRAIN_S
 
-    def counters(self) -> dict[str, int | float | str]:
+    def _statistics(self, frame: _core.Frame, now: float) -> m.Statistics:
+        asked = m.decode_body(m.Stats, frame.body) if frame.body else m.Stats()
+        return m.Statistics(counters=self.counters(now), padding=asked.padding)
+
+    def counters(self, now: float) -> dict[str, int | float | str]:
         """Everything STATS tells."""
         counters: dict[str, int | float | str] = {
             "shard": self.identity.shard,
@@ -656,10 +665,11 @@ class ShardService:
             **self.standbys.counters(),
             **self.shard.stats(),
             **table_counters(self.facts.tensors, self.shard),
+            **traffic_counters(self.data.traffic(now)),
             **self.host_counters(),
         }
         if self.coordinator is not None:
-            counters.update(self.coordinator.counters())
+            counters.update(self.coordinator.counters(self._coordinators_time(now)))
         if self._keeper is not None:
             counters.update(self._keeper.counters())
         return counters

@@ -576,8 +576,14 @@ class Dropped(Message, frozen=True, kw_only=True):
     facts: tuple[Signed, ...]
 
 
+class Stats(Message, frozen=True, kw_only=True):
+    padding: str = ""
+    """Comes back as it is: whoever asks wants to know whether so many bytes get through."""
+
+
 class Statistics(Message, frozen=True, kw_only=True):
     counters: dict[str, int | float | str]
+    padding: str = ""
 
 
 class Failure(Message, frozen=True, kw_only=True):
