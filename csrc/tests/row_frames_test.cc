@@ -211,7 +211,7 @@ TEST_F(RowFrames, leave_what_admission_has_counted_to_those_who_hold_a_decision)
   train(7);
   EXPECT_EQ(parts_of(1, 1), once);
   shard_.hold(2, true);
-  const RowShape shape = row_shape_of(RuleKind::kSparseAdagrad, kDim, true);
+  const RowShape shape = row_shape_of(RuleKind::kSparseAdagrad, kDim, DType::kFloat32, true);
   EXPECT_EQ(parts_of(2, 3).size(), once.size() + shape.record_bytes());
   EXPECT_EQ(shard_.stats().at("rows"), 1u);
   EXPECT_EQ(shard_.stats().at("rows_refused"), 2u);
