@@ -222,8 +222,11 @@ class TableModel:
         if self.spec.evict:
             used = row.changes << 24 | row.halvings if self.spec.evict == "lfu" else row.last
             usage = used.to_bytes(4, "little")
-        value = halves(row.value) if self.is_narrow else row.value
-        return b"".join([number.to_bytes(8, "little"), value.tobytes(), row.state.tobytes(), usage])
+        return b"".join([number.to_bytes(8, "little"), self.stored(row.value), row.state.tobytes(), usage])
+
+    def stored(self, value: Floats) -> bytes:
+        """What the record of a row has of its value."""
+        return halves(value).tobytes() if self.is_narrow else value.tobytes()
 
     # ---- what a partition does ----
 
