@@ -1,4 +1,4 @@
-"""How rows of bfloat16 are rounded, by the words of docs/wire.md: by lots of Philox4x32-10, in numpy."""
+"""How rows of bfloat16 are rounded, by the words of docs/rows.md: by lots of Philox4x32-10, in numpy."""
 
 from __future__ import annotations
 
