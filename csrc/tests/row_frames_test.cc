@@ -42,6 +42,7 @@ class RowFrames : public ::testing::Test {
       bounded.tensor_id = kDense + 1 + static_cast<uint64_t>(&bounds - kBounds);
       for (uint64_t p = 0; p < 4; ++p) bounded.slices[p].key = make_key(bounded.tensor_id, p);
       bounded.rows.bounds = bounds;
+      bounded.dtype = bounded.tensor_id % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
       shard_.define(bounded);
     }
     shard_.define({kDense, DType::kFloat32, RuleKind::kSgd, 1, true, {{make_key(kDense, 0), 5}}});
