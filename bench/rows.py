@@ -7,7 +7,8 @@ gradient for each, and commits; the rows are stepped when they are touched next,
 that gathers and steps the same rows of a hash map, with prefetching, on one core; the peer is embedding() of torch and
 its Adagrad of a sparse gradient, on one core, too. All hold as many rows, of 64 float32 and as many sums.
 
-A second table is of codecs: the bytes of rows that a step sends and receives over TCP, and its time.
+A second table is of codecs: the bytes of rows that a step sends and receives over TCP, and its time. A third is of rows
+that are kept in bfloat16: their bytes in memory, and the time of a step.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ CODECS = ("none", "bf16", "int8")
 
 CODEC_HEADERS = ("ids a step", "codec", "bytes a row, pushed", "of float32's", "pulled", "of float32's", "time, × none")
 
+DTYPES = ("float32", "bfloat16")
+"""What rows are kept in."""
+
+KEPT_RULES = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+"""Of rows with none, one, as many and twice as many elements of state."""
+
+KEPT_HEADERS = ("rule", "kept in", "bytes a row", "of float32's", "CPU time, × float32", "time, × float32")
+
 HEADERS = (
     "ids a step",
     "contestant",
@@ -81,6 +90,15 @@ class Coded:
     num_ids: int
     series: dict[str, Series]
     num_bytes: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What steps of tables of one rule took whose rows are kept in each dtype, and the bytes of a row."""
+
+    rule: str
+    series: dict[str, Series]
+    row_bytes: dict[str, float]
 
 
 def id_sets(num_ids: int, *, num_rows: int) -> list[Ids]:
@@ -142,7 +160,7 @@ def torch_turn(sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Turn
 
 
 @contextlib.contextmanager
-def filled_store(where: str, *, num_rows: int) -> Iterator[Store]:
+def filled_store(where: str, *, num_rows: int, rule: str = "adagrad", dtype: str = "float32") -> Iterator[Store]:
     """A worker of a store with the table."""
     with contextlib.ExitStack() as ends:
         if where == "local":
@@ -151,16 +169,24 @@ def filled_store(where: str, *, num_rows: int) -> Iterator[Store]:
             url = ends.enter_context(store_server("unix" if where == "shm" else "tcp", 1))
             transport: Any = "auto" if where == "shm" else "tcp"
             store = ends.enter_context(psstore.connect(url, rank=0, transport=transport))
-        store.create_table("t", dim=DIM, rule="adagrad")
+        store.create_table("t", dim=DIM, rule=rule, dtype=dtype)
+        hypers = hypers_of(rule)
         some = np.full((SET_SIZES[-1], DIM), 1e-3, np.float32)
         for first in range(0, num_rows, len(some)):
             ids = np.arange(first, min(first + len(some), num_rows))
             store.push_rows("t", ids, some[: len(ids)])
-            store.commit(HYPERS)
+            store.commit(hypers)
         yield store
 
 
-def store_turn(store: Store, sets: Sequence[Ids], gradients: Floats, *, codec: str = "none") -> Turn:
+def hypers_of(rule: str) -> dict[str, float]:
+    return {"lr": RATE} if rule == "sgd" else HYPERS
+
+
+def store_turn(
+    store: Store, sets: Sequence[Ids], gradients: Floats, *, codec: str = "none", rule: str = "adagrad"
+) -> Turn:
+    hypers = hypers_of(rule)
     values = np.zeros((len(gradients), DIM), np.float32)
     turns = cycle(sets)
 
@@ -168,7 +194,7 @@ def store_turn(store: Store, sets: Sequence[Ids], gradients: Floats, *, codec: s
         ids = next(turns)
         store.pull_rows("t", ids, out=values, codec=codec)
         store.push_rows("t", ids, gradients, codec=codec)
-        store.commit(HYPERS)
+        store.commit(hypers)
 
     return step
 
@@ -182,6 +208,21 @@ def coded(num_ids: int, *, num_rows: int, rounds: int) -> Coded:
         num_bytes = {codec: _bytes_of(store, turn) for codec, turn in turns.items()}
         series = alternate(turns, warm_up=NUM_SETS, rounds=rounds, progress=f"{num_ids:,} ids in codecs")
     return Coded(num_ids, series, num_bytes)
+
+
+def kept(rule: str, *, num_ids: int, num_rows: int, rounds: int) -> Kept:
+    """Steps of embedded stores, by turns, one for each dtype."""
+    sets = id_sets(num_ids, num_rows=num_rows)
+    gradients = np.random.default_rng(2).standard_normal((num_ids, DIM), dtype=np.float32)
+    with contextlib.ExitStack() as ends:
+        stores = {
+            dtype: ends.enter_context(filled_store("local", num_rows=num_rows, rule=rule, dtype=dtype))
+            for dtype in DTYPES
+        }
+        turns = {dtype: store_turn(store, sets, gradients, rule=rule) for dtype, store in stores.items()}
+        series = alternate(turns, warm_up=NUM_SETS, rounds=rounds, progress=f"{rule} of rows in each dtype")
+        counts = {dtype: store.stats()[0] for dtype, store in stores.items()}
+    return Kept(rule, series, {dtype: int(one["row_bytes"]) / int(one["rows"]) for dtype, one in counts.items()})
 
 
 def _bytes_of(store: Store, step: Turn) -> tuple[int, int]:
@@ -214,10 +255,12 @@ def measure(chosen: argparse.Namespace) -> Report:
             rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
             found.append(Found(num_ids, alternate(turns, warm_up=NUM_SETS, rounds=rounds, progress=f"{num_ids:,} ids")))
     rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
-    return report(found, [coded(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES])
+    in_codecs = [coded(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
+    in_dtypes = [kept(rule, num_ids=SET_SIZES[0], num_rows=NUM_ROWS, rounds=rounds) for rule in KEPT_RULES]
+    return report(found, in_codecs, in_dtypes)
 
 
-def report(found: Sequence[Found], in_codecs: Sequence[Coded]) -> Report:
+def report(found: Sequence[Found], in_codecs: Sequence[Coded], in_dtypes: Sequence[Kept]) -> Report:
     return Report(
         subject="rows",
         about=(
@@ -229,6 +272,7 @@ def report(found: Sequence[Found], in_codecs: Sequence[Coded]) -> Report:
         tables=[
             Table("Rows", HEADERS, [_row(one, name) for one in found for name in one.series]),
             Table("Codecs", CODEC_HEADERS, [_coded_row(one, codec) for one in in_codecs for codec in CODECS]),
+            Table("Kept in bfloat16", KEPT_HEADERS, [_kept_row(one, dtype) for one in in_dtypes for dtype in DTYPES]),
         ],
         summary=[
             ["rows", f"{one.num_ids:,} ids, local", f"{1e3 * _median(one, 'psstore, local'):.3g} ms", *_ratios(one)]
@@ -257,6 +301,13 @@ def _coded_row(found: Coded, codec: str) -> list[Cell]:
     (sent, received), (plain_sent, plain_received) = found.num_bytes[codec], found.num_bytes["none"]
     bytes_of = [sent / found.num_ids, sent / plain_sent, received / found.num_ids, received / plain_received]
     return [f"{found.num_ids:,}", codec, *bytes_of, found.series[codec].median / found.series["none"].median]
+
+
+def _kept_row(found: Kept, dtype: str) -> list[Cell]:
+    series, wide = found.series[dtype], found.series["float32"]
+    num_bytes = found.row_bytes[dtype]
+    ratios = [num_bytes / found.row_bytes["float32"], series.cpu_s / wide.cpu_s, series.median / wide.median]
+    return [found.rule, dtype, f"{num_bytes:.0f}", *ratios]
 
 
 SUBJECT = Subject("rows", __doc__.splitlines()[0], measure, isolated=False)

@@ -55,13 +55,17 @@ ErrorCode status_of(Staged outcome) {
 // Values of rows in what they travel in; float32 is read to where it goes.
 void read_encoded(const RowStore& rows, std::span<const uint64_t> ids, DType dtype, std::byte* to,
                   const RowSnapshot* then) {
-  if (dtype == DType::kFloat32) return rows.read(ids, to, then);
-  const uint32_t dim = rows.shape().dim;
-  std::vector<float> values(std::min(ids.size(), kEncodedTogether) * dim);
+  const RowShape& shape = rows.shape();
+  if (dtype == shape.dtype) return rows.read(ids, to, then);
+  const uint32_t dim = shape.dim;
+  const size_t most = std::min(ids.size(), kEncodedTogether);
+  std::vector<std::byte> values(most * shape.value_bytes());
+  std::vector<float> floats(most * dim);
   while (!ids.empty()) {
     const size_t count = std::min(ids.size(), kEncodedTogether);
-    rows.read(ids.first(count), reinterpret_cast<std::byte*>(values.data()), then);
-    encode_rows(dtype, count, dim, values.data(), nullptr, to);
+    rows.read(ids.first(count), values.data(), then);
+    decode_rows(shape.dtype, count, dim, values.data(), floats.data());
+    encode_rows(dtype, count, dim, floats.data(), nullptr, to);
     to += count * encoded_row_bytes(dtype, dim);
     ids = ids.subspan(count);
   }
@@ -740,7 +744,7 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
       } else if (slot != nullptr && slot->spec().has_rows()) {
         part = index == 0 ? records_at(stripe, *slot, image.at, waits)
                           : table_.part_at(stripe, *slot, index, image.at, waits);
-        if (part) num_elems = part->buffer->size() / sizeof(float);
+        if (part) num_elems = part->buffer->size() / dtype_bytes(slot->spec().dtype);
       } else if (slot != nullptr) {
         part = table_.part_at(stripe, *slot, index, image.at, waits);
         num_elems = slot->spec().num_elems;

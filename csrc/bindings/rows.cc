@@ -48,6 +48,13 @@ DType row_dtype(uint8_t number) {
                                            "; expected float32, bfloat16, float16 or int8");
 }
 
+// Of rows as a table keeps them, and as a caller has them.
+DType kept_dtype(uint8_t number) {
+  if (is_dtype_of_rows(DType{number})) return DType{number};
+  throw Error(ErrorCode::BAD_ARGUMENT, "rows are not kept in dtype " + std::to_string(number) +
+                                           "; expected float32 or bfloat16");
+}
+
 void pack(const GroupedIds& self, const py::object& gradients, uint32_t dim,
           const py::object& packed, uint8_t dtype, const py::object& residuals) {
   check_dim(dim);
@@ -147,15 +154,16 @@ void bind_residuals(py::module_& m) {
 }
 
 void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const py::object& out,
-             uint8_t dtype) {
+             uint8_t dtype, uint8_t out_dtype) {
   check_dim(dim);
   const DType of = row_dtype(dtype);
+  const DType out_of = kept_dtype(out_dtype);
   const PyBytesRange from(rows);
   const PyBytesRange to(out, PyBytesRange::Access::kWrite);
   expect_bytes("rows", self.ids().size() * encoded_row_bytes(of, dim), from.size());
-  expect_bytes("out", self.num_given() * dim * sizeof(float), to.size());
+  expect_bytes("out", self.num_given() * encoded_row_bytes(out_of, dim), to.size());
   const py::gil_scoped_release no_gil;
-  self.scatter(from.data(), dim, of, reinterpret_cast<float*>(to.data()));
+  self.scatter(from.data(), dim, of, out_of, to.data());
 }
 
 }  // namespace
@@ -163,11 +171,11 @@ void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const
 void bind_rows(py::module_& m) {
   m.def(
       "row_record_bytes",
-      [](uint8_t rule, uint32_t dim, bool evicts) {
+      [](uint8_t rule, uint32_t dim, uint8_t dtype, bool evicts) {
         check_dim(dim);
-        return row_shape_of(RuleKind{rule}, dim, evicts).record_bytes();
+        return row_shape_of(RuleKind{rule}, dim, kept_dtype(dtype), evicts).record_bytes();
       },
-      py::arg("rule"), py::arg("dim"), py::arg("evicts"));
+      py::arg("rule"), py::arg("dim"), py::arg("dtype"), py::arg("evicts"));
   m.def(
       "counted_bytes",
       [](uint32_t admit_after, uint64_t max_rows) {
@@ -205,7 +213,8 @@ void bind_rows(py::module_& m) {
           py::arg("dim"), py::arg("dtype"))
       .def("pack", &pack, py::arg("gradients"), py::arg("dim"), py::arg("packed"), py::arg("dtype"),
            py::arg("residuals") = py::none())
-      .def("scatter", &scatter, py::arg("rows"), py::arg("dim"), py::arg("out"), py::arg("dtype"));
+      .def("scatter", &scatter, py::arg("rows"), py::arg("dim"), py::arg("out"), py::arg("dtype"),
+           py::arg("out_dtype"));
 }
 
 }  // namespace psstore::bindings

@@ -33,6 +33,7 @@ namespace psstore {
   X(COUNTS_ARE_WRITTEN, "a checkpoint has what admission has counted")                        \
   X(COUNTS_ARE_FILLED_IN, "a new standby is sent what admission has counted")                 \
   X(USAGE_IS_LOADED, "rows that are loaded were used when they were")                         \
+  X(ROUNDING_IS_BY_DECISION, "rows are rounded by lots that follow from the decision")        \
   X(REFUSED_WRITES_STAY_REFUSED, "a write that was refused is refused when it comes again")   \
   X(REFUSALS_ARE_FILLED_IN, "a new standby knows which writes were refused")                  \
   X(MARKS_ARE_ADDED_UP, "who has missed versions is sent what has changed in any of them")    \

@@ -1,4 +1,4 @@
-// Half precision as bits: exact widening to float, and rounding to nearest even as torch's Tensor.to.
+// Half precision as bits: exact widening to float, and rounding, to nearest even as torch's Tensor.to or by lot.
 //
 // Integer arithmetic without branches, so that a compiler turns a loop over these into vector code on
 // any instruction set. A NaN stays a NaN; its payload is not kept.
@@ -51,6 +51,14 @@ PSSTORE_HD BFloat16 to_bfloat16(float value) {
   const uint32_t rounded = bits + 0x7FFFU + (bits >> 16 & 1U);
   const bool is_nan = (bits & ~half_detail::kSign) > half_detail::kInfinity;
   return {static_cast<uint16_t>(is_nan ? 0x7FC0U : rounded >> 16)};
+}
+
+// Up or down, in proportion to how near each is: `lot` is one of 2^16 equally likely numbers below that. What bfloat16 can
+// say stays as it is.
+PSSTORE_HD BFloat16 to_bfloat16(float value, uint32_t lot) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  const bool is_nan = (bits & ~half_detail::kSign) > half_detail::kInfinity;
+  return {static_cast<uint16_t>(is_nan ? 0x7FC0U : (bits + lot) >> 16)};
 }
 
 PSSTORE_HD Float16 to_float16(float value) {

@@ -10,6 +10,7 @@
 
 #include "kernels/elements.h"
 #include "kernels/reduce.h"
+#include "kernels/row_values.h"
 #include "kernels/rows.h"
 #include "rules/sgd.h"
 #include "rules/sparse.h"
@@ -62,28 +63,36 @@ void reduce_row(const RowsUpdate& rows, const RowToStep& row, float* gradient) {
 template <class Sums, size_t kStates, class Step>
 void step_each_row(const RowsUpdate& update, std::span<const RowToStep> rows, Step step) {
   alignas(64) float gradient[kMaxRowDim];
+  RowValues values(update);
   const int64_t dim = update.dim;
   const int64_t state_bytes = dim * static_cast<int64_t>(sizeof(float));
   for (const RowToStep& row : rows) {
     reduce_row<Sums>(update, row, gradient);
+    std::byte* const value = values.open(row);
+    std::byte* const states = values.states(row);
     [&]<size_t... kPlaces>(std::index_sequence<kPlaces...>) {
-      step_row(dim, row.value, gradient, step,
-               (row.value + (static_cast<int64_t>(kPlaces) + 1) * state_bytes)...);
+      step_row(dim, value, gradient, step,
+               (states + static_cast<int64_t>(kPlaces) * state_bytes)...);
     }(std::make_index_sequence<kStates>());
+    values.close(row);
   }
 }
 
 template <class Sums>
 void step_rowwise(const RowsUpdate& update, std::span<const RowToStep> rows) {
   alignas(64) float gradient[kMaxRowDim];
+  RowValues values(update);
   const int64_t dim = update.dim;
   const RowwiseAdagrad rule(*update.hyper);
   for (const RowToStep& row : rows) {
     reduce_row<Sums>(update, row, gradient);
-    auto sum = load<float>(row.value, dim);
+    std::byte* const states = values.states(row);
+    auto sum = load<float>(states, 0);
     const float factor = rule.factor(mean_square(gradient, dim), sum);
-    store<float>(row.value, dim, sum);
-    step_row(dim, row.value, gradient, [=](float v, float g) { return rule.step(v, g, factor); });
+    store<float>(states, 0, sum);
+    step_row(dim, values.open(row), gradient,
+             [=](float v, float g) { return rule.step(v, g, factor); });
+    values.close(row);
   }
 }
 

@@ -15,9 +15,21 @@ namespace psstore {
 inline constexpr uint32_t kMaxRowDim = 4096;
 
 struct RowToStep {
-  std::byte* value;                             // dim × float32, then its state
-  std::span<const Contribution> contributions;  // in rank order: float32, each of dim elements
+  std::byte* value;  // (dim,) of the update's dtype, then its state in float32
+  std::span<const Contribution> contributions;  // in rank order, each of dim elements
+  uint64_t id = 0;                              // read where values are rounded by lot
 };
+
+// What bfloat16 values are rounded by, beside a row's id (row_values.h).
+struct RoundingLots {
+  uint64_t key = 0;       // lots_key() of the table's seed
+  uint64_t decision = 0;  // its number
+};
+
+// Other lots than those that draw first values, which have the seed itself as their key.
+constexpr uint64_t lots_key(uint64_t seed) {
+  return seed ^ 0xB5297A4D3F84D5B5;  // any constant
+}
 
 struct RowsUpdate {
   RuleKind rule = RuleKind::kSparseSgd;
@@ -26,6 +38,8 @@ struct RowsUpdate {
   uint32_t dim = 1;  // at most kMaxRowDim
   double divisor = 1.0;
   double scale = 1.0;
+  DType dtype = DType::kFloat32;  // of values: kFloat32, or kBFloat16, which are rounded by lot
+  RoundingLots lots = {};         // read of kBFloat16
 };
 
 // Elements of float32 that a row of the rule has beside its value.

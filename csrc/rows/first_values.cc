@@ -1,33 +1,15 @@
 #include "rows/first_values.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 
+#include "core/half.h"
+#include "core/philox.h"
+
 namespace psstore {
 namespace {
-
-using Block = std::array<uint32_t, 4>;
-
-// Four random words of (key, counter). Source: Philox4x32-10, Salmon et al., "Parallel random numbers: as easy as 1, 2,
-// 3", SC'11; the constants are the paper's.
-Block philox(uint64_t key, uint64_t low, uint64_t high) {
-  Block c{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
-          static_cast<uint32_t>(high >> 32)};
-  auto k0 = static_cast<uint32_t>(key);
-  auto k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t first = uint64_t{0xD2511F53} * c[0];
-    const uint64_t second = uint64_t{0xCD9E8D57} * c[2];
-    c = {static_cast<uint32_t>(second >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(second),
-         static_cast<uint32_t>(first >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(first)};
-    k0 += 0x9E3779B9;
-    k1 += 0xBB67AE85;
-  }
-  return c;
-}
 
 // In (0, 1), exact.
 double unit(uint32_t word) {
@@ -83,12 +65,18 @@ double normal_quantile(double p) {
   return q < 0 ? -z : z;
 }
 
-void write_first_values(const FirstValues& of, uint64_t id, size_t dim, std::byte* row) {
-  Block words{};
+void write_first_values(const FirstValues& of, uint64_t id, size_t dim, DType dtype,
+                        std::byte* row) {
+  RandomWords words{};
   for (size_t i = 0; i < dim; ++i) {
     if (i % 4 == 0 && of.kind != FirstValueKind::kConstant) words = philox(of.seed, id, i / 4);
-    const auto value = static_cast<float>(value_of(of, words[i % 4]));
-    std::memcpy(row + i * sizeof value, &value, sizeof value);
+    const auto value = static_cast<float>(value_of(of, words.word[i % 4]));
+    if (dtype == DType::kBFloat16) {
+      const BFloat16 nearest = to_bfloat16(value);
+      std::memcpy(row + i * sizeof nearest, &nearest, sizeof nearest);
+    } else {
+      std::memcpy(row + i * sizeof value, &value, sizeof value);
+    }
   }
 }
 

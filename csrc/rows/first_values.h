@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/types.h"
+
 namespace psstore {
 
 enum class FirstValueKind : uint8_t {
@@ -24,8 +26,9 @@ struct FirstValues {
   bool operator==(const FirstValues&) const = default;
 };
 
-// Writes `dim` float32, at any alignment.
-void write_first_values(const FirstValues& of, uint64_t id, size_t dim, std::byte* row);
+// Writes `dim` float32, or these rounded to the nearest bfloat16, at any alignment.
+void write_first_values(const FirstValues& of, uint64_t id, size_t dim, DType dtype,
+                        std::byte* row);
 
 // The standard normal distribution's quantile, of p in (0, 1), to about 1 part in 10^7.
 // Source: Wichura, algorithm AS 241, Applied Statistics 37 (1988), PPND7.

@@ -105,10 +105,20 @@ void GroupedIds::pack(const float* gradients, uint32_t dim, DType dtype, float* 
   }
 }
 
-void GroupedIds::scatter(const std::byte* rows, uint32_t dim, DType dtype, float* out) const {
+void GroupedIds::scatter(const std::byte* rows, uint32_t dim, DType dtype, DType out_dtype,
+                         std::byte* out) const {
   const size_t row_bytes = encoded_row_bytes(dtype, dim);
+  const size_t out_bytes = encoded_row_bytes(out_dtype, dim);
+  std::vector<float> decoded(dim);
   for (size_t i = 0; i < places_.size(); ++i) {
-    decode_rows(dtype, 1, dim, rows + places_[i] * row_bytes, out + i * dim);
+    const std::byte* const from = rows + places_[i] * row_bytes;
+    std::byte* const to = out + i * out_bytes;
+    if (dtype == out_dtype) {
+      std::memcpy(to, from, row_bytes);
+      continue;
+    }
+    decode_rows(dtype, 1, dim, from, decoded.data());
+    encode_rows(out_dtype, 1, dim, decoded.data(), nullptr, to);
   }
 }
 

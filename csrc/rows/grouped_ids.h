@@ -33,8 +33,9 @@ class GroupedIds {
   void pack(const float* gradients, uint32_t dim, DType dtype, float* residuals,
             std::byte* packed) const;
   // Gives each id that was given its row, decoded.
-  // `rows`: of each of the ids, in that dtype; `out`: (num_given, dim)
-  void scatter(const std::byte* rows, uint32_t dim, DType dtype, float* out) const;
+  // `rows`: of each of the ids, in that dtype; `out`: (num_given, dim) of out_dtype, float32 or bfloat16
+  void scatter(const std::byte* rows, uint32_t dim, DType dtype, DType out_dtype,
+               std::byte* out) const;
 
  private:
   // `rows`: where each id's row is to be, float32 at any alignment.

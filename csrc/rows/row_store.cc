@@ -74,7 +74,7 @@ RowNumber RowStore::append(uint64_t id) {
 
 RowNumber RowStore::add(uint64_t id, float sum) {
   const RowNumber row = append(id);
-  write_first_values(first_values_, id, shape_.dim, value(row));
+  write_first_values(first_values_, id, shape_.dim, shape_.dtype, value(row));
   begin_state(row, sum);
   if (shape_.has_usage) set_usage(row, 0);
   return row;
@@ -132,7 +132,7 @@ void RowStore::read(std::span<const uint64_t> ids, std::byte* values,
     find(of, ids.first(count), rows);
     for (size_t i = 0; i < count; ++i) {
       if (rows[i] == kNoRow) {
-        write_first_values(first_values_, ids[i], shape_.dim, values);
+        write_first_values(first_values_, ids[i], shape_.dim, shape_.dtype, values);
       } else {
         std::memcpy(values, record(of, rows[i]) + kIdBytes, shape_.value_bytes());
       }

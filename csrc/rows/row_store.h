@@ -1,6 +1,6 @@
 // The rows of one partition of a table: records in slabs, and an index of them by id.
 //
-//   record   | id | value: dim × float32 | state: state_elems × float32 | usage: u32, if rows are evicted |
+//   record   | id | value: dim × dtype | state: state_elems × float32 | usage: u32, if rows are evicted |
 //   slab     record record record …        16 KiB of records, or one that is larger
 //
 // Records lie without gaps, and one moves only when others are evicted: the last ones then take their places, and there is
@@ -28,11 +28,12 @@ inline constexpr size_t kIdBytes = sizeof(uint64_t);
 struct RowShape {
   uint32_t dim = 1;
   uint32_t state_elems = 0;
-  uint32_t sum_elems = 0;  // of the state, the first that are sums of squares
-  bool has_usage = false;  // what eviction.h goes by
+  uint32_t sum_elems = 0;         // of the state, the first that are sums of squares
+  bool has_usage = false;         // what eviction.h goes by
+  DType dtype = DType::kFloat32;  // of the value: kFloat32 or kBFloat16
 
-  size_t value_bytes() const { return dim * sizeof(float); }
-  size_t usage_offset() const { return kIdBytes + (size_t{dim} + state_elems) * sizeof(float); }
+  size_t value_bytes() const { return dim * dtype_bytes(dtype); }
+  size_t usage_offset() const { return kIdBytes + value_bytes() + state_elems * sizeof(float); }
   size_t record_bytes() const { return usage_offset() + (has_usage ? sizeof(uint32_t) : 0); }
 };
 
@@ -135,7 +136,7 @@ class RowStore {
   size_t place_of(RowNumber row) const { return layout_.place_of(row); }
   uint64_t id_of(RowNumber row) const { return id_in(record(row)); }
 
-  // Writes the value of each id, as it is, or was; its first value if it has, or had, no row.
+  // Writes the value of each id in the shape's dtype, as it is, or was; its first value if it has, or had, no row.
   void read(std::span<const uint64_t> ids, std::byte* values) const { read(ids, values, nullptr); }
   void read(std::span<const uint64_t> ids, std::byte* values, const RowSnapshot* then) const;
 

@@ -75,9 +75,10 @@ void check_rows(const TensorDefinition& definition) {
                           " elements; tables have a rule of rows, and nothing else has");
   }
   if (dim == 0) return;
-  if (dim > kMaxRowDim || definition.dtype != DType::kFloat32) {
-    refuse_tensor(id, "rows are of 1 to " + std::to_string(kMaxRowDim) + " float32, not of " +
-                          std::to_string(dim) + " elements of dtype " +
+  if (dim > kMaxRowDim || !is_dtype_of_rows(definition.dtype)) {
+    refuse_tensor(id, "rows are of 1 to " + std::to_string(kMaxRowDim) +
+                          " float32 or bfloat16, not of " + std::to_string(dim) +
+                          " elements of dtype " +
                           std::to_string(static_cast<int>(definition.dtype)));
   }
   const bool is_known = FirstValueKind::kConstant <= first_values.kind &&
@@ -101,7 +102,8 @@ ErrorCode check_rows_write(const SlotSpec& spec, WriteKind kind, const SliceEntr
 }  // namespace
 
 void TensorDefinition::check() const {
-  if (dtype != DType::kFloat32 && dtype != DType::kFloat64) {
+  const bool is_table = rows.dim != 0;
+  if (!is_table && dtype != DType::kFloat32 && dtype != DType::kFloat64) {
     refuse_tensor(tensor_id, "dtype " + std::to_string(static_cast<int>(dtype)) +
                                  " can't be stored; a value is float32 or float64");
   }

@@ -25,21 +25,26 @@ struct RowsSpec {
 };
 
 // What a partition keeps of each row.
-constexpr RowShape row_shape_of(RuleKind rule, uint32_t dim, bool evicts) {
-  return {dim, row_state_elems(rule, dim), row_sum_elems(rule, dim), evicts};
+constexpr RowShape row_shape_of(RuleKind rule, uint32_t dim, DType dtype, bool evicts) {
+  return {dim, row_state_elems(rule, dim), row_sum_elems(rule, dim), evicts, dtype};
+}
+
+// What values of rows may be kept in; their state is float32.
+constexpr bool is_dtype_of_rows(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kBFloat16;
 }
 
 // The immutable part of a slot.
 struct SlotSpec {
   Key key = 0;
   uint64_t num_elems = 0;
-  DType dtype = DType::kFloat32;  // of value and state: kFloat32 or kFloat64
+  DType dtype = DType::kFloat32;  // of value and state: kFloat32 or kFloat64; of rows, of values
   RuleKind rule = RuleKind::kAssign;
   uint32_t group = 0;  // whose hyper-parameters it takes
   RowsSpec rows = {};  // of a partition of a table, which has no elements of its own
 
   bool has_rows() const { return is_of_rows(rule); }
-  RowShape row_shape() const { return row_shape_of(rule, rows.dim, rows.bounds.evicts()); }
+  RowShape row_shape() const { return row_shape_of(rule, rows.dim, dtype, rows.bounds.evicts()); }
   size_t num_bytes() const { return num_elems * dtype_bytes(dtype); }
 };
 

@@ -302,6 +302,8 @@ class Slot {
   // The row was changed by that decision.
   void note_use(RowNumber row, uint64_t decision);
   bool counted_here(const Decision& decision) const;
+  // What it rounds rows by, if they are bfloat16.
+  RoundingLots lots_of(const Decision& decision) const;
   double squares_of_rows(const Decision& decision) const;
   void took_step(uint64_t decision);
   std::optional<SlotImage> image_of_rows(uint64_t at) const;

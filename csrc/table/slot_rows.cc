@@ -68,14 +68,16 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
     const RowNumber row = there_or_new(ids, i, found, initial_sum);
     if (has_sums && rows_->first_sum(row) == kSumToCome) rows_->begin_state(row, initial_sum);
     note_use(row, decision.number());
-    steps.push_back({rows_->value(row), merged.gradients_of(i)});
+    steps.push_back({rows_->value(row), merged.gradients_of(i), ids[i]});
   }
   step_rows({.rule = spec_.rule,
              .hyper = &hyper,
              .step = num_steps_ + 1,
              .dim = spec_.rows.dim,
              .divisor = decision.divisor(),
-             .scale = pending.scale()},
+             .scale = pending.scale(),
+             .dtype = spec_.dtype,
+             .lots = lots_of(decision)},
             steps);
   took_step(decision.number());
   return found.change;
@@ -94,7 +96,7 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const RowNumber row = there_or_new(ids, i, found, 0);
     decode_rows(given.dtype(), 1, spec_.rows.dim, given.gradient(i), value.data());
-    std::memcpy(rows_->value(row), value.data(), spec_.row_shape().value_bytes());
+    convert(DType::kFloat32, spec_.dtype, value.data(), rows_->value(row), spec_.rows.dim);
     if (holds(BreakableRule::kASSIGNED_STATE_IS_NEW)) {
       rows_->begin_state(row, kSumToCome);
     }
@@ -148,6 +150,12 @@ RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChan
 void Slot::note_use(RowNumber row, uint64_t decision) {
   if (!spec_.rows.bounds.evicts()) return;
   rows_->set_usage(row, row_policy_->used(rows_->usage(row), decision));
+}
+
+RoundingLots Slot::lots_of(const Decision& decision) const {
+  const bool by_decision = holds(BreakableRule::kROUNDING_IS_BY_DECISION);
+  return {lots_key(spec_.rows.first_values.seed),
+          by_decision ? decision.number() : static_cast<uint64_t>(num_steps_)};
 }
 
 bool Slot::counted_here(const Decision& decision) const {

@@ -42,6 +42,7 @@ class RowFrames : public ::testing::Test {
       bounded.tensor_id = kDense + 1 + static_cast<uint64_t>(&bounds - kBounds);
       for (uint64_t p = 0; p < 4; ++p) bounded.slices[p].key = make_key(bounded.tensor_id, p);
       bounded.rows.bounds = bounds;
+      bounded.dtype = bounded.tensor_id % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
       shard_.define(bounded);
     }
     shard_.define({kDense, DType::kFloat32, RuleKind::kSgd, 1, true, {{make_key(kDense, 0), 5}}});
@@ -211,7 +212,7 @@ TEST_F(RowFrames, leave_what_admission_has_counted_to_those_who_hold_a_decision)
   train(7);
   EXPECT_EQ(parts_of(1, 1), once);
   shard_.hold(2, true);
-  const RowShape shape = row_shape_of(RuleKind::kSparseAdagrad, kDim, true);
+  const RowShape shape = row_shape_of(RuleKind::kSparseAdagrad, kDim, DType::kFloat32, true);
   EXPECT_EQ(parts_of(2, 3).size(), once.size() + shape.record_bytes());
   EXPECT_EQ(shard_.stats().at("rows"), 1u);
   EXPECT_EQ(shard_.stats().at("rows_refused"), 2u);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "core/half.h"
 #include "kernels/kernel_set.h"
 #include "rows/contribution.h"
 #include "rows/grouped_ids.h"
@@ -27,7 +28,7 @@ AllocateMemory from_pool() {
 
 std::vector<float> first_row(const FirstValues& of, uint64_t id, size_t dim) {
   std::vector<float> row(dim);
-  write_first_values(of, id, dim, reinterpret_cast<std::byte*>(row.data()));
+  write_first_values(of, id, dim, DType::kFloat32, reinterpret_cast<std::byte*>(row.data()));
   return row;
 }
 
@@ -353,9 +354,16 @@ TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
     std::vector<float> rows;
     for (const uint64_t id : grouped.ids()) rows.push_back(static_cast<float>(id % 1009));
     std::vector<float> out(ids.size());
-    grouped.scatter(reinterpret_cast<const std::byte*>(rows.data()), 1, DType::kFloat32,
-                    out.data());
-    for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(out[i], static_cast<float>(ids[i] % 1009));
+    const auto* const bytes = reinterpret_cast<const std::byte*>(rows.data());
+    grouped.scatter(bytes, 1, DType::kFloat32, DType::kFloat32,
+                    reinterpret_cast<std::byte*>(out.data()));
+    std::vector<BFloat16> halves(ids.size());
+    grouped.scatter(bytes, 1, DType::kFloat32, DType::kBFloat16,
+                    reinterpret_cast<std::byte*>(halves.data()));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      EXPECT_EQ(out[i], static_cast<float>(ids[i] % 1009));
+      EXPECT_EQ(halves[i].bits, to_bfloat16(out[i]).bits);
+    }
   }
 }
 
@@ -520,16 +528,23 @@ TEST(StepRows, gives_the_same_bytes_by_every_instruction_set) {
         for (float& element : gradient) element = number();
         contributions.push_back({gradient.data(), DType::kFloat32, 0.5F, 0});
       }
-      const RowsUpdate update{.rule = rule, .hyper = &hyper, .step = 3, .dim = dim, .divisor = 1.5};
-      std::vector<float> plain = row;
-      const RowToStep of_plain{reinterpret_cast<std::byte*>(plain.data()), contributions};
-      kPlainKernels.step_rows(update, {&of_plain, 1});
-      EXPECT_NE(plain, row);
-      for (const KernelSet* kernels : runnable_kernels()) {
-        std::vector<float> stepped = row;
-        const RowToStep of_one{reinterpret_cast<std::byte*>(stepped.data()), contributions};
-        kernels->step_rows(update, {&of_one, 1});
-        EXPECT_EQ(stepped, plain) << kernels->name << ", dim " << dim;
+      RowsUpdate update{.rule = rule, .hyper = &hyper, .step = 3, .dim = dim, .divisor = 1.5};
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        update.dtype = dtype;
+        const size_t value_bytes = dim * dtype_bytes(dtype);
+        std::vector<std::byte> record(value_bytes + row_state_elems(rule, dim) * sizeof(float));
+        convert(DType::kFloat32, dtype, row.data(), record.data(), dim);
+        std::memcpy(record.data() + value_bytes, row.data() + dim, record.size() - value_bytes);
+        std::vector<std::byte> plain = record;
+        const RowToStep of_plain{plain.data(), contributions, 5};
+        kPlainKernels.step_rows(update, {&of_plain, 1});
+        EXPECT_NE(plain, record);
+        for (const KernelSet* kernels : runnable_kernels()) {
+          std::vector<std::byte> stepped = record;
+          const RowToStep of_one{stepped.data(), contributions, 5};
+          kernels->step_rows(update, {&of_one, 1});
+          EXPECT_EQ(stepped, plain) << kernels->name << ", dim " << dim;
+        }
       }
     }
   }

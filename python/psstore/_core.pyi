@@ -631,8 +631,8 @@ class DirectCalls:
 
 # ---- table ----------------------------------------------------------------------------------------
 
-def row_record_bytes(rule: int, dim: int, evicts: bool) -> int:
-    """Bytes of a row of a table as a partition keeps it: id, value, state, and what eviction goes by."""
+def row_record_bytes(rule: int, dim: int, dtype: int, evicts: bool) -> int:
+    """Bytes of a row of a table as a partition keeps it: id, value in that dtype, state, and what eviction goes by."""
 
 def counted_bytes(admit_after: int, max_rows: int) -> int:
     """Bytes in which a partition of at most so many rows (0: any number) counts contributions to ids without a row."""
@@ -677,8 +677,9 @@ class GroupedIds:
     ) -> None:
         """Writes them. `gradients`: float32, (ids that were given, dim); those of one id are summed in order.
         `residuals`: float32, (ids, dim): is added to what is encoded, and becomes what that lost."""
-    def scatter(self, rows: _HasBuffer, dim: int, out: _HasBuffer, dtype: int) -> None:
-        """Gives each id that was given its row. `rows`: of each id, in that dtype; `out`: float32, (ids given, dim)."""
+    def scatter(self, rows: _HasBuffer, dim: int, out: _HasBuffer, dtype: int, out_dtype: int) -> None:
+        """Gives each id that was given its row. `rows`: of each id, in that dtype; `out`: (ids given, dim), float32 or
+        bfloat16."""
 
 @final
 class Decision:

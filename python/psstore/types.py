@@ -18,6 +18,9 @@ ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "flo
 MASTER_DTYPES = ("float32", "float64")
 """What a tensor may be stored as; the half precisions are for contributions and pulls."""
 
+ROW_DTYPES = ("float32", "bfloat16")
+"""What rows of a table may be stored as; their state is float32."""
+
 MAX_NAME_BYTES = 1024
 """Longest tensor name in UTF-8. torch's longest parameter names are about 150."""
 
@@ -33,6 +36,9 @@ PARTITION_BITS = 6
 64 on 8 shards are 8 each, on 7 at most 10 % more than the mean; and an entry of 32 bytes for each is 0.2 % of a push of
 4,096 rows of 64."""
 
+
+ID_BYTES = 8
+"""Size of a row's id, on the wire and in its record."""
 
 MAX_TABLE_ROWS = 1 << 31 + PARTITION_BITS
 """What the numbers of rows of its partitions can say."""
@@ -136,7 +142,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
         encoded = self.name.encode("utf-8", "surrogatepass")
         if not 0 < len(encoded) <= MAX_NAME_BYTES or not self.name.isprintable():
             raise BadArgument(f"tensor name {self.name[:80]!r}: expected 1 to {MAX_NAME_BYTES} bytes of printable text")
-        if self.dtype not in MASTER_DTYPES:
+        if self.rows is None and self.dtype not in MASTER_DTYPES:
             raise BadArgument(
                 f"tensor {self.name!r}: dtype {self.dtype!r} can't be stored; use one of {', '.join(MASTER_DTYPES)}"
                 " (half precision is for pushes and pulls)"
@@ -147,10 +153,14 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"{what} {self.name!r}: rule {self.rule!r} is not one of {', '.join(rules)}")
         if self.rows is not None:
             self.rows.check(self.name)
-            if (self.shape, self.dtype, self.zeros) != (self.rows.shape, "float32", True):
+            if self.dtype not in ROW_DTYPES:
                 raise BadArgument(
-                    f"table {self.name!r}: shape {self.shape}, dtype {self.dtype}, zeros {self.zeros}; expected"
-                    f" {self.rows.shape}, float32, True"
+                    f"table {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(ROW_DTYPES)}, in which rows"
+                    " are stored"
+                )
+            if (self.shape, self.zeros) != (self.rows.shape, True):
+                raise BadArgument(
+                    f"table {self.name!r}: shape {self.shape}, zeros {self.zeros}; expected {self.rows.shape}, True"
                 )
         if len(self.shape) > MAX_DIMS or any(dim < 0 for dim in self.shape):
             raise BadArgument(f"tensor {self.name!r}: shape {self.shape} needs at most {MAX_DIMS} dims, none negative")
@@ -163,7 +173,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 def record_bytes(spec: TensorSpec) -> int:
     """Bytes of a row of a table as a partition keeps it: id, value, state, and 4 where rows are evicted."""
     assert spec.rows is not None, "it is a table"
-    return _core.row_record_bytes(rule_number(spec.rule), spec.rows.dim, bool(spec.rows.evict))
+    dtype = _core.DTYPES[spec.dtype]
+    return _core.row_record_bytes(rule_number(spec.rule), spec.rows.dim, dtype, bool(spec.rows.evict))
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):

@@ -28,7 +28,9 @@ from tests.support.server_process import StoreProcess, eventually
 F32 = np.float32
 DIM = 24
 ALL = np.arange(6000)
-RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl")
+TABLES = {name: (name, "float32") for name in ("sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl")}
+TABLES["narrow"] = "adagrad", "bfloat16"
+"""Name -> its rule, and what its rows are kept in."""
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -45,22 +47,22 @@ def training(*flags: str, shards: int = 1) -> Iterator[Store]:
 
 
 def create(store: Store) -> None:
-    for group, rule in enumerate(RULES):
-        store.create_table(rule, dim=DIM, rule=rule, init="normal(0, 1)", seed=5, group=group)
+    for group, (name, (rule, dtype)) in enumerate(TABLES.items()):
+        store.create_table(name, dim=DIM, rule=rule, dtype=dtype, init="normal(0, 1)", seed=5, group=group)
     store.create("w", np.zeros(100, F32), rule="sgd", group=9)
 
 
 def step(store: Store, number: int) -> None:
     draw = np.random.default_rng(number)
-    for rule in RULES:
+    for name in TABLES:
         ids = draw.choice(ALL, 700)
-        store.push_rows(rule, ids, draw.standard_normal((700, DIM), dtype=F32))
+        store.push_rows(name, ids, draw.standard_normal((700, DIM), dtype=F32))
     store.push("w", np.ones(100, F32))
     store.commit({"lr": 0.1})
 
 
 def rows(store: Store) -> list[Any]:
-    return [store.pull_rows(rule, ALL) for rule in RULES] + [store.pull("w")]
+    return [store.pull_rows(name, ALL) for name in TABLES] + [store.pull("w")]
 
 
 def assert_same(found: list[Any], expected: list[Any]) -> None:
@@ -112,18 +114,18 @@ def test_tables_of_a_checkpoint_are_exported_as_a_store_exports_them(tmp_path: P
         for number in range(1, 4):
             step(store, number)
         store.checkpoint(url)
-        keys = {rule: store.keys(rule) for rule in RULES}
-        pulled = {rule: store.pull_rows(rule, keys[rule]) for rule in RULES}
-        for rule in RULES:
-            store.export_table(rule, tmp_path / f"{rule}.safetensors")
+        keys = {name: store.keys(name) for name in TABLES}
+        pulled = {name: store.pull_rows(name, keys[name]) for name in TABLES}
+        for name in TABLES:
+            store.export_table(name, tmp_path / f"{name}.safetensors")
     with open_place(url).place.open(3) as checkpoint:
         model, tables = export_checkpoint(checkpoint, tmp_path / "out", form="safetensors")
     assert set(read_safetensors(model)) == {"w"}
     exported = read_safetensors(tables)
-    for rule in RULES:
-        assert_array_equal(exported[f"ids/{rule}"], keys[rule])
-        assert_array_equal(exported[f"rows/{rule}"], pulled[rule])
-        for name, array in read_safetensors(tmp_path / f"{rule}.safetensors").items():
+    for table in TABLES:
+        assert_array_equal(exported[f"ids/{table}"], keys[table])
+        assert_array_equal(exported[f"rows/{table}"], pulled[table])
+        for name, array in read_safetensors(tmp_path / f"{table}.safetensors").items():
             assert_array_equal(exported.pop(name), array)
     assert not exported
 

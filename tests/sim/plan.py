@@ -106,6 +106,8 @@ class Plan:
     """Where rounds are a quorum's: a worker that is given up is no part of it any more."""
     tables: tuple[tuple[str, str], ...] = ()
     """(rule, bounds) of each table whose rows workers push beside tensors; rows.BOUNDS has the bounds."""
+    narrow_tables: tuple[bool, ...] = ()
+    """Which of them keep rows in bfloat16."""
     assigns_rows: bool = False
     """Somebody assigns rows of tables that have room for all."""
     arrivals_s: tuple[float, ...] = ()
@@ -402,4 +404,6 @@ def with_rows(plan: Plan) -> Plan:
     choices = [one for one in ROW_BOUNDS if not (plan.early and one == "full")]
     tables = tuple((rng.choice(ROW_RULES), rng.choice(choices)) for _ in range(rng.choice((1, 1, 2))))
     assigns = any(bounds == "open" for _, bounds in tables) and rng.random() < 0.7
-    return replace(plan, tables=tables, assigns_rows=assigns)
+    widths = random.Random(f"widths of rows {plan.seed}")
+    narrow = tuple(widths.random() < 0.4 for _ in tables)
+    return replace(plan, tables=tables, narrow_tables=narrow, assigns_rows=assigns)

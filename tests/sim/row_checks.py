@@ -25,13 +25,14 @@ class TrainedTable(TableModel):
     def __init__(self, spec: TensorSpec) -> None:
         assert spec.rows is not None, "it is a table"
         hyper = rows.complete_hypers(spec)
-        super().__init__(spec.rows, rule=spec.rule, hyper=hyper, partition_bits=rows.PARTITION_BITS)
+        bits = rows.PARTITION_BITS
+        super().__init__(spec.rows, dtype=spec.dtype, rule=spec.rule, hyper=hyper, partition_bits=bits)
         self.assigned: dict[int, dict[tuple[int, int], Row]] = {}
         """id -> (number of the assignment, decision after which it came) -> the row as it is if that was the last."""
 
     def may_assign(self, one: Assigned) -> None:
         for number in IDS:
-            value = np.full(self.spec.dim, one.value, np.float32)
+            value = self.kept(np.full(self.spec.dim, one.value, np.float32))
             row = Row(value, assigned_state(self.rule, self.spec.dim))
             self.assigned.setdefault(number, {})[one.number, self.decision] = row
 
@@ -106,7 +107,8 @@ def check_table(plan: Plan, history: History, spec: TensorSpec, tensor: Tensor) 
             records_are_explained(table, spec, list(listed.records), f"{listed.reader} listed, as of {version},")
             for record in listed.records:
                 pulled = listed.values[int.from_bytes(record[:8], "little")]
-                assert record[8 : 8 + len(pulled)] == pulled, (
+                value = table.stored(np.frombuffer(pulled, np.float32))
+                assert record[8 : 8 + len(value)] == value, (
                     f"{listed.reader} held {version}, pulled {pulled!r} and listed {record!r}"
                 )
         for written in (one for one in history.archived if one.version == version):

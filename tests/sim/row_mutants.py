@@ -32,6 +32,7 @@ ROW_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "rows that come twice in a push are not summed": ("sync", broken_in_core("ROWS_ARE_SUMMED")),
     "partitions without rows are not named": ("async", partitions_without_rows_are_not_named),
     "rows go in the order in which they lie": ("async", broken_in_core("EVICTION_IS_BY_DECISIONS")),
+    "rows are rounded by lots that a partition counts": ("async", broken_in_core("ROUNDING_IS_BY_DECISION")),
     "admission counts decisions": ("sync", broken_in_core("ADMISSION_COUNTS_ALL")),
     "an assigned row keeps its state": ("async", broken_in_core("ASSIGNED_STATE_IS_NEW")),
     "what is held has rows that were assigned since": ("ssp", broken_in_core("ASSIGNED_ROWS_END_HOLDS")),

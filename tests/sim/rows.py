@@ -62,11 +62,11 @@ GIVEN_HYPERS: dict[str, dict[str, float]] = {
 def specs(plan: Plan) -> list[TensorSpec]:
     """The tables that workers train beside tensors."""
     found = []
-    for index, (rule, bounds) in enumerate(plan.tables):
+    for index, ((rule, bounds), is_narrow) in enumerate(zip(plan.tables, plan.narrow_tables, strict=True)):
         name = f"rows{index}"
         rows = RowsSpec(dim=2 + index, init="constant", a=FIRST_VALUE, seed=table_seed(name, plan.flavour))
-        shape = (1 << PARTITION_BITS, rows.dim)
-        spec = TensorSpec(name=name, shape=shape, rule=RULES[rule], group=GROUP + index, rows=rows)
+        shape, dtype = (1 << PARTITION_BITS, rows.dim), "bfloat16" if is_narrow else "float32"
+        spec = TensorSpec(name=name, shape=shape, dtype=dtype, rule=RULES[rule], group=GROUP + index, rows=rows)
         found.append(Bounds(**BOUNDS[bounds]).bounded(spec))
     return found
 

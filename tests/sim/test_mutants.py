@@ -110,6 +110,7 @@ NOTICED_BY = {
     "rows that come twice in a push are not summed": 1,
     "partitions without rows are not named": 1,
     "rows go in the order in which they lie": 4,
+    "rows are rounded by lots that a partition counts": 10,
     "admission counts decisions": 3,
     "an assigned row keeps its state": 1,
     "what is held has rows that were assigned since": 75,

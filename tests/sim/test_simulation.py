@@ -247,3 +247,4 @@ def test_rows_are_read_listed_assigned_and_written_down_in_some_seeds() -> None:
     assert any(history.rows and history.archived for history in with_tables)
     bounds = {bound for seed in range(NUM_SEEDS) for _, bound in planned(plan_of, seed).tables}
     assert bounds == set(BOUNDS)
+    assert {True, False} == {narrow for seed in range(NUM_SEEDS) for narrow in planned(plan_of, seed).narrow_tables}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from psstore.types import PARTITION_BITS, RowsSpec
+from tests.support.row_rounding import halves, nearest, rounded
 from tests.support.row_rules import STEPS, TO_COME, Floats, Hyper, assigned_state, new_state, num_sums
 
 MASK = (1 << 64) - 1
@@ -88,11 +89,13 @@ class TableModel:
         self,
         spec: RowsSpec,
         *,
+        dtype: str = "float32",
         rule: str = "sparse_sgd",
         hyper: Hyper | None = None,
         partition_bits: int = PARTITION_BITS,
     ) -> None:
         self.spec = spec
+        self.is_narrow = dtype == "bfloat16"
         self.rule = rule
         self.hyper = {"lr": 1.0} if hyper is None else hyper
         self.partition_rows = spec.max_rows >> partition_bits
@@ -131,7 +134,7 @@ class TableModel:
             for one in absent:
                 if partition.sketch is not None:
                     partition.sketch.count(one, len(given[one]))
-            rows, gradients = [], []
+            rows, numbers, gradients = [], [], []
             for one in ids:
                 if one in new:
                     partition.rows[one] = Row(self._first_value(), self._first_state())
@@ -139,25 +142,35 @@ class TableModel:
                 for row in self._rows_of(partition, one):
                     self._use(row)
                     rows.append(row)
+                    numbers.append(one)
                     gradients.append(reduced)
             if rows:
-                self._take_step(rows, np.array(gradients, np.float32), partition.num_steps)
+                self._take_step(rows, numbers, np.array(gradients, np.float32), partition.num_steps)
 
-    def _take_step(self, rows: Sequence[Row], gradients: Floats, number: int) -> None:
+    def _take_step(self, rows: Sequence[Row], numbers: Sequence[int], gradients: Floats, step: int) -> None:
         for row in rows:
             if num_sums(self.rule, self.spec.dim) and row.state[0] == TO_COME:
                 row.state = self._first_state()
         values, state = np.array([row.value for row in rows]), np.array([row.state for row in rows])
-        values, state = STEPS[self.rule](values, state, gradients, number, self.hyper)
-        for place, row in enumerate(rows):
-            row.value, row.state = values[place], state[place]
+        values, state = STEPS[self.rule](values, state, gradients, step, self.hyper)
+        for place, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            row.value, row.state = self._rounded(values[place], number), state[place]
+
+    def _rounded(self, values: Floats, number: int) -> Floats:
+        if not self.is_narrow:
+            return values
+        return rounded(values, seed=self.spec.seed, number=number, decision=self.decision)
+
+    def kept(self, values: Floats) -> Floats:
+        """What the table keeps of values that no step has computed."""
+        return nearest(values) if self.is_narrow else values
 
     def _rows_of(self, partition: Partition, number: int) -> list[Row]:
         """Rows of that id that take a step: one, or none."""
         return [partition.rows[number]] if number in partition.rows else []
 
     def _first_value(self) -> Floats:
-        return np.full(self.spec.dim, self.spec.a, np.float32)
+        return self.kept(np.full(self.spec.dim, self.spec.a, np.float32))
 
     def _first_state(self) -> Floats:
         return new_state(self.rule, self.spec.dim, self.hyper.get("initial_accumulator_value", 0.0))
@@ -175,7 +188,7 @@ class TableModel:
             self._make_room(partition, ids, absent)
             for one in ids:
                 row = partition.rows.setdefault(one, Row(None))
-                row.value = rows[one]
+                row.value = self.kept(rows[one])
                 row.state = assigned_state(self.rule, self.spec.dim)
                 self._use(row)
         return all_fit
@@ -209,7 +222,11 @@ class TableModel:
         if self.spec.evict:
             used = row.changes << 24 | row.halvings if self.spec.evict == "lfu" else row.last
             usage = used.to_bytes(4, "little")
-        return b"".join([number.to_bytes(8, "little"), row.value.tobytes(), row.state.tobytes(), usage])
+        return b"".join([number.to_bytes(8, "little"), self.stored(row.value), row.state.tobytes(), usage])
+
+    def stored(self, value: Floats) -> bytes:
+        """What the record of a row has of its value."""
+        return halves(value).tobytes() if self.is_narrow else value.tobytes()
 
     # ---- what a partition does ----
 

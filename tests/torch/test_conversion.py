@@ -57,7 +57,8 @@ def test_a_model_trains_on_with_tables_in_place_of_its_embeddings(store: Store) 
 
 def test_only_those_that_are_named_are_replaced(store: Store) -> None:
     model = Model()
-    (table,) = embeddings_in_store(model, store, only=["towers.0"], compression="push=int8")
+    (table,) = embeddings_in_store(model, store, only=["towers.0"], dtype="bfloat16", compression="push=int8")
+    assert store.describe("towers.0").spec.dtype == "bfloat16"
     assert (table.compression.push, table.compression.pull) == ("int8", "none")
     assert model.towers[0] is table
     assert isinstance(model.users, nn.Embedding)

@@ -129,6 +129,25 @@ def test_one_worker_trains_as_torch_does_with_sparse_gradients(store: Store, rul
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_rows_in_bfloat16_are_looked_up_in_float32_and_trained_to_a_neighbour(store: Store, rule: str) -> None:
+    options: dict[str, Any] = {"rule": rule, "init": "normal(0, 0.5)", **RULES[rule][1]}
+    items = Embedding("items", DIM, store, dtype="bfloat16", **options)
+    reference = Reference(first_rows(store, "items"), rule)
+    model = Model(items)
+    optimizer = distributed(model, items, store)
+    users = batch(0)[0]
+    assert items(users).dtype is torch.float32
+    reference.step([partial(loss_of, step=0)], 1)
+    torch.autograd.backward(loss_of(model, 0))
+    optimizer.step()
+    rows, exact = first_rows(store, "items"), reference.items.weight.detach()
+    assert torch.equal(rows, rows.bfloat16().float())
+    assert not torch.equal(rows, exact)
+    assert ((rows - exact).abs() <= exact.abs() * 2**-7).all()
+    assert torch.equal(model.head.weight, reference.model.head.weight)
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_two_workers_train_as_one_process_with_the_mean_of_their_gradients(rule: str) -> None:
     with psstore.LocalStore(shards=2, workers=2) as server:
 

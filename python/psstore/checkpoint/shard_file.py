@@ -4,10 +4,10 @@
 
 An array has all slices of one tensor that the shard holds, one after the other: 'value/NAME', and 'STATE/NAME' for each
 of its rule's state buffers. Each slice of it is a piece. If the shard holds all of the tensor the array has its shape,
-else it is flat. Of a table the array is 'rows/NAME', a record of bytes for each row: its id (u64), its value and its
-state (float32), and, where rows are evicted, 4 bytes that eviction goes by; each partition that has rows is a piece. If
-rows are admitted after some contributions, 'counted/NAME' has what each partition has counted. Elements of 8 bytes come
-first, so that all are aligned; tensors by their id.
+else it is flat. Of a table the array is 'rows/NAME', a record of bytes for each row: its id (u64), its value (in the
+table's dtype) and its state (float32), and, where rows are evicted, 4 bytes that eviction goes by; each partition that
+has rows is a piece. If rows are admitted after some contributions, 'counted/NAME' has what each partition has counted.
+Elements of 8 bytes come first, and those of 2 last, so that all are aligned; tensors by their id.
 """
 
 from __future__ import annotations

@@ -144,6 +144,7 @@ class Operations:
         *,
         dim: int,
         rule: str,
+        dtype: str = "float32",
         init: str = "zeros",
         seed: int = 0,
         group: int = 0,
@@ -153,9 +154,11 @@ class Operations:
         admit: str | None = None,
         exist: Exist = "match",
     ) -> None:
-        """Creates a table of rows of `dim` float32, by any 64-bit id; docs/rows.md says how it lives.
+        """Creates a table of rows of `dim` elements, by any 64-bit id; docs/rows.md says how it lives.
 
         `rule`: 'sgd', 'momentum', 'adagrad', 'rowwise_adagrad', 'adam' or 'ftrl' (docs/rows.md, 'Update rules').
+        `dtype`: what rows are kept in: 'float32', or 'bfloat16', to which a step that is computed in float32 is rounded
+        up or down by lot, with what was computed as its mean (docs/rows.md, 'Rows in bfloat16').
         `init`: a row's first value: 'zeros', 'constant(c)', 'uniform(a, b)' or 'normal(mean, std)', of the name, the
         `seed` and the row's id.
         `group`: parameter group, whose hyper-parameters a commit names; of tables of this rule alone.
@@ -172,6 +175,7 @@ class Operations:
         await self.tables.create(
             text("create_table: name", name),
             dim=whole("dim", dim),
+            dtype=text("dtype", dtype),
             rule=text("rule", rule),
             init=text("init", init),
             seed=whole("seed", seed),
@@ -223,7 +227,9 @@ class Operations:
         before.
 
         `out`: a numpy array or torch tensor of that shape to receive into, and to return (default: a new numpy array).
-        `codec`: receive fewer bytes: 'bf16', 'fp16' or 'int8', each row rounded by itself; the store keeps float32.
+        A torch tensor may be bfloat16: it gets the nearest of rows that are kept in float32.
+        `codec`: receive fewer bytes: 'bf16', 'fp16' or 'int8', each row rounded by itself; the store keeps what it has.
+        Rows that are kept in bfloat16 travel in it anyway, and lose nothing.
         `wait_s`: how long to wait (default: the store's).
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
@@ -237,8 +243,8 @@ class Operations:
 
         `ids`: integers of any shape and order, none negative and none twice.
         `rows`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
-        `codec`: send fewer bytes: 'bf16', 'fp16' or 'int8'. The rows are set to what that makes of them: nothing is
-        kept back.
+        `codec`: send fewer bytes: 'bf16', 'fp16' or 'int8'. The rows are set to what that makes of them, and in a table
+        of bfloat16 to the nearest of it: nothing is kept back.
 
         A reader that holds the last decision is told VersionGone if its rows change so.
 

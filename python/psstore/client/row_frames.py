@@ -13,9 +13,7 @@ from psstore.errors import BadArgument
 from psstore.partition.packing import FRAME_BYTES
 from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
-from psstore.types import Tensor
-
-ID_BYTES = 8
+from psstore.types import ID_BYTES, Tensor
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 

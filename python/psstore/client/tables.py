@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, fresh, source, target
+from psstore.client.arrays import Array, Source, Target, fresh, source, target
 from psstore.client.compression.rows import KeptBack
 from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_frames import ID_BYTES, pulled, row_dim, written, written_pieces
+from psstore.client.row_frames import pulled, row_dim, written, written_pieces
 from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
 from psstore.codec.codecs import dtype_of, is_dtype, payload_bytes
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch, TableFull
 from psstore.protocol.client import Hold
-from psstore.types import PARTITION_BITS, RowsSpec, Tensor, TensorSpec, record_bytes
+from psstore.types import ID_BYTES, PARTITION_BITS, ROW_DTYPES, RowsSpec, Tensor, TensorSpec, record_bytes
 from psstore.wire.messages import Exist
 
 RULES = {
@@ -53,13 +53,23 @@ class Tables:
         self._reading = reading
 
     async def create(
-        self, name: str, *, dim: int, rule: str, init: str, seed: int, group: int, bounds: Bounds, exist: Exist
+        self,
+        name: str,
+        *,
+        dim: int,
+        dtype: str,
+        rule: str,
+        init: str,
+        seed: int,
+        group: int,
+        bounds: Bounds,
+        exist: Exist,
     ) -> None:
         if rule not in RULES:
             raise BadArgument(f"create_table {name!r}: rule {rule!r} is not one of {', '.join(RULES)}")
         kind, a, b = first_values(init)
         rows = RowsSpec(dim=dim, init=kind, a=a, b=b, seed=table_seed(name, seed))
-        spec = TensorSpec(name=name, shape=rows.shape, rule=RULES[rule], group=group, rows=rows)
+        spec = TensorSpec(name=name, shape=rows.shape, dtype=dtype, rule=RULES[rule], group=group, rows=rows)
         spec.check()
         spec = bounds.bounded(spec)
         spec.check()
@@ -74,7 +84,7 @@ class Tables:
         encoding = row_encoding(what, codec)
         numbers, shape = ids_of(what, ids)
         given = source(gradients, dtype="float32")
-        _check_rows(f"{what}: gradients", (*shape, row_dim(table)), given.shape, given.dtype)
+        _check_rows(f"{what}: gradients", (*shape, row_dim(table)), given)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
         pieces = written_pieces(what, table, grouped, self._context.client.ways, encoding)
         kept = self._context.coded.rows
@@ -93,10 +103,10 @@ class Tables:
     async def assign(self, name: str, ids: Array, rows: Array, *, codec: str | None) -> None:
         table = await self._context.schema.find_table(name)
         what = f"assign_rows {name!r}"
-        encoding = row_encoding(what, codec)
+        encoding = row_encoding(what, codec, table.spec.dtype)
         numbers, shape = ids_of(what, ids)
         given = source(rows, dtype="float32")
-        _check_rows(f"{what}: rows", (*shape, row_dim(table)), given.shape, given.dtype)
+        _check_rows(f"{what}: rows", (*shape, row_dim(table)), given)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
         if grouped.begins[-1] != numbers.size:
             unique, counts = np.unique(numbers, return_counts=True)
@@ -143,11 +153,12 @@ class Tables:
         """`hold`: read as of that decision; None: the newest."""
         context = self._context
         table = await context.schema.find_table(name)
-        encoding = row_encoding(f"pull_rows {name!r}", codec)
-        numbers, shape = ids_of(f"pull_rows {name!r}", ids)
+        what = f"pull_rows {name!r}"
+        numbers, shape = ids_of(what, ids)
         result_shape = (*shape, row_dim(table))
         receiver = fresh(result_shape, "float32") if out is None else target(out)
-        _check_rows(f"pull_rows {name!r}: out", result_shape, receiver.shape, receiver.dtype)
+        _check_rows(f"{what}: out", result_shape, receiver, ROW_DTYPES)
+        encoding = row_encoding(what, codec, table.spec.dtype, receiver.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
         memory = np.empty(grouped.begins[-1] * payload_bytes(encoding, row_dim(table)), np.uint8)
         transfers = pulled(table, grouped, memory, context.client.ways, encoding)
@@ -155,7 +166,8 @@ class Tables:
         with context.forgetting_unknown([table]):
             answers = await context.client.pull_rows(transfers, wait_s=context.patience(wait_s), hold=hold)
         self._reading.num_bytes += sum(answer.table.payload_bytes for answer in answers)
-        grouped.scatter(memory, row_dim(table), receiver.data, _core.DTYPES[dtype_of(encoding)])
+        dtypes = _core.DTYPES[dtype_of(encoding)], _core.DTYPES[receiver.dtype]
+        grouped.scatter(memory, row_dim(table), receiver.data, *dtypes)
         if receiver.finish is not None:
             receiver.finish()
         return receiver.result
@@ -230,10 +242,11 @@ def table_seed(name: str, seed: int) -> int:
 ROW_CODECS = ("bf16", "fp16", "int8")
 
 
-def row_encoding(what: str, codec: str | None) -> str:
-    """What rows travel in: float32, or that codec. Raises BadArgument."""
+def row_encoding(what: str, codec: str | None, *dtypes: str) -> str:
+    """What rows travel in: that codec, or the fewest bytes that lose nothing between rows in these dtypes. Raises
+    BadArgument."""
     if codec is None or codec == "none":
-        return "float32"
+        return "bfloat16" if "bfloat16" in dtypes else "float32"
     if codec in ROW_CODECS:
         return codec
     raise BadArgument(f"{what}: codec is {codec!r}; rows travel in none, {', '.join(ROW_CODECS)}")
@@ -258,7 +271,7 @@ def _checked(what: str, dim: int, kept_back: KeptBack) -> KeptBack:
     """What `row_residuals` gave, of a table of that dim. Raises DTypeMismatch, ShapeMismatch, BadArgument."""
     ids, (num_ids, *_) = ids_of(what, np.atleast_1d(kept_back.ids))
     residuals, ages = np.ascontiguousarray(kept_back.residuals), np.ascontiguousarray(kept_back.ages)
-    _check_rows(f"{what}: residuals", (num_ids, dim), residuals.shape, residuals.dtype.name)
+    _check_rows(f"{what}: residuals", (num_ids, dim), source(residuals, dtype="float32"))
     if ages.shape != (num_ids,):
         raise ShapeMismatch(f"{what}: expected ages of shape ({num_ids},), one of each id, got {ages.shape}")
     if ages.dtype != np.uint32:
@@ -266,8 +279,10 @@ def _checked(what: str, dim: int, kept_back: KeptBack) -> KeptBack:
     return KeptBack(ids, residuals, ages)
 
 
-def _check_rows(what: str, expected: Sequence[int], shape: Sequence[int], dtype: str) -> None:
-    if tuple(shape) != tuple(expected):
-        raise ShapeMismatch(f"{what}: expected shape {tuple(expected)}, of the ids and then (dim,), got {tuple(shape)}")
-    if dtype != "float32":
-        raise DTypeMismatch(f"{what}: expected dtype float32, got {dtype}; convert it first")
+def _check_rows(
+    what: str, expected: Sequence[int], given: Source | Target, dtypes: Sequence[str] = ("float32",)
+) -> None:
+    if given.shape != tuple(expected):
+        raise ShapeMismatch(f"{what}: expected shape {tuple(expected)}, of the ids and then (dim,), got {given.shape}")
+    if given.dtype not in dtypes:
+        raise DTypeMismatch(f"{what}: expected dtype {' or '.join(dtypes)}, got {given.dtype}; convert it first")

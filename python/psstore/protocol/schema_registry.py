@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
     rule: str
     dtype: str
-    """The narrowest dtype of its tensors."""
+    """The narrowest dtype in which steps of its tensors are computed."""
 
 
 class SchemaRegistry:
@@ -176,8 +176,9 @@ class SchemaRegistry:
         spec = tensor.spec
         self._tensors[spec.name] = tensor
         if applies_by_decision(spec.rule):
-            so_far = self._groups.get(spec.group, Group(spec.rule, spec.dtype))
-            narrowest = min(so_far.dtype, spec.dtype, key=ITEM_BYTES.__getitem__)
+            computed = spec.dtype if spec.rows is None else "float32"
+            so_far = self._groups.get(spec.group, Group(spec.rule, computed))
+            narrowest = min(so_far.dtype, computed, key=ITEM_BYTES.__getitem__)
             self._groups[spec.group] = Group(spec.rule, narrowest)
         self._signed[spec.name] = self._signer.sign(tensor)
         self._count(tensor, +1)

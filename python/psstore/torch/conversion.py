@@ -24,6 +24,7 @@ def embeddings_in_store(
     *,
     only: Collection[str] | None = None,
     rule: str = "adagrad",
+    dtype: str = "float32",
     init: str = "normal(0, 1)",
     seed: int = 0,
     prefix: str = "",
@@ -43,7 +44,7 @@ def embeddings_in_store(
 
     Args:
         only: names of the modules to replace, as `model.named_modules()` has them; None: all.
-        rule, init, seed, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
+        rule, dtype, init, seed, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
         prefix: put before the tables' names, to tell models on one store apart.
 
     Raises UsageError, which names the module, for one that a table can't stand in for: with max_norm,
@@ -59,8 +60,8 @@ def embeddings_in_store(
     tables: list[TableModule] = []
     for one in found:
         table_name = f"{prefix}{one.names[0]}"
-        options: dict[str, Any] = {"rule": rule, "init": init, "seed": seed, "compression": compression}
-        table = _table(one.module, table_name, store, **options, **hypers)
+        options: dict[str, Any] = {"rule": rule, "dtype": dtype, "init": init, "seed": seed}
+        table = _table(one.module, table_name, store, compression=compression, **options, **hypers)
         table.train(one.module.training)
         for name in one.names:
             parent, _, attribute = name.rpartition(".")
@@ -109,7 +110,7 @@ def _check(one: _Found, users: list[str]) -> None:
         ),
         "made with scale_grad_by_freq, and gradients of rows are added up": module.scale_grad_by_freq,
         f"tied: {', '.join(map(repr, users))} have one weight, and a table has no weight to share": len(users) > 1,
-        f"{module.weight.dtype}, and rows are float32": module.weight.dtype is not torch.float32,
+        f"{module.weight.dtype}, and lookups of a table are float32": module.weight.dtype is not torch.float32,
         f"one whose row of padding, {module.padding_idx}, is not zeros, as a table has it": (
             isinstance(module, nn.Embedding)
             and module.padding_idx is not None

@@ -72,7 +72,8 @@ class TableModule(torch.nn.Module):
         name: of the table in the store.
         dim: elements of a row.
         store: a connected `psstore.Store`; to train, a worker's.
-        rule, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit.
+        rule, dtype, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit. Lookups and
+            gradients are float32 also where rows are kept in 'bfloat16', and then rows travel in that.
         padding_idx: an id that stands for nothing: its row is zeros, and gets no gradient.
         compression: rows and gradients travel in fewer bytes: 'bf16', 'fp16' or 'int8' for both ways, 'push=int8' for
             one, or a psstore.torch.Compression (docs/rows.md, 'Fewer bytes').
@@ -88,6 +89,7 @@ class TableModule(torch.nn.Module):
         store: Store,
         *,
         rule: str = "adagrad",
+        dtype: str = "float32",
         init: str = "normal(0, 0.01)",
         seed: int = 0,
         max_rows: int | None = None,
@@ -130,6 +132,7 @@ class TableModule(torch.nn.Module):
             name,
             dim=dim,
             rule=rule,
+            dtype=dtype,
             init=init,
             seed=seed,
             group=self.group,

@@ -23,12 +23,15 @@ NUMPY_DTYPES: Mapping[str, str] = {
 """numpy's dtype by safetensors' name. numpy has none for BF16, which is read as float32."""
 
 
-WRITTEN_DTYPES: Mapping[str, str] = {"float32": "F32", "float64": "F64", "uint64": "U64"}
+BFLOAT16 = np.dtype("V2")
+"""numpy has no bfloat16: elements of two bytes that it knows nothing of."""
+
+WRITTEN_DTYPES: Mapping[str, str] = {"float32": "F32", "float64": "F64", "uint64": "U64", BFLOAT16.name: "BF16"}
 """safetensors' dtype by numpy's name, of what a store keeps."""
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, AnyArray]) -> None:
-    """Writes float32, float64 and uint64 arrays. Raises OSError."""
+    """Writes arrays of float32, float64, uint64 and BFLOAT16. Raises OSError."""
     header: dict[str, Any] = {METADATA: {"format": "pt"}}  # transformers reads files that say so
     ordered = sorted(arrays.items(), key=lambda one: -one[1].itemsize)
     begin = 0

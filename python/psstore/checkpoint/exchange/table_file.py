@@ -1,21 +1,22 @@
 """Tables of rows as arrays of others' formats: ids, rows, and what the update rule keeps of each.
 
-ids/NAME (rows,) u64, ascending    rows/NAME (rows, dim)    STATE/NAME (rows, dim), or (rows, 1)    float32
+ids/NAME (rows,) u64, ascending    rows/NAME (rows, dim) as the table keeps them    STATE/NAME (rows, dim), or (rows, 1)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from psstore import _core
-from psstore.checkpoint.exchange.safetensors_file import write_safetensors
+from psstore.checkpoint.exchange.safetensors_file import BFLOAT16, write_safetensors
 from psstore.checkpoint.exchange.whole_model import AnyArray
 from psstore.checkpoint.reader import Checkpoint
 from psstore.checkpoint.slots import SlotRecord
-from psstore.types import TensorSpec, record_bytes
+from psstore.types import ID_BYTES, TensorSpec, record_bytes
 
 STATES: Mapping[str, Sequence[str]] = {
     "sparse_sgd": (),
@@ -27,23 +28,23 @@ STATES: Mapping[str, Sequence[str]] = {
 }
 """What each rule of rows keeps of a row, in the order of its record; torch's names, and Keras' of ftrl."""
 
-ID_ELEMS = 2
-"""float32 that an id takes the place of in a record."""
+STORED: Mapping[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16}
+"""Elements of a record, by the name of their dtype."""
 
 
 def table_arrays(spec: TensorSpec, records: AnyArray) -> dict[str, AnyArray]:
     """The arrays of a table with these records, (rows, bytes of one) u8 in any order."""
     assert spec.rows is not None, "it is a table"
-    ids = np.ascontiguousarray(records[:, : 4 * ID_ELEMS]).view(np.uint64).reshape(-1)
+    ids = np.ascontiguousarray(records[:, :ID_BYTES]).view(np.uint64).reshape(-1)
     order = np.argsort(ids)
-    elems = np.ascontiguousarray(records[order]).view(np.float32)
-    dim, name = spec.rows.dim, spec.name
-    arrays: dict[str, AnyArray] = {f"ids/{name}": ids[order], f"rows/{name}": elems[:, ID_ELEMS : ID_ELEMS + dim]}
-    begin = ID_ELEMS + dim
-    for state in STATES[spec.rule]:
-        width = 1 if spec.rule == "rowwise_adagrad" else dim
-        arrays[f"{state}/{name}"] = elems[:, begin : begin + width]
-        begin += width
+    dim, name, begin = spec.rows.dim, spec.name, ID_BYTES
+    width = 1 if spec.rule == "rowwise_adagrad" else dim
+    columns = [("rows", dim, STORED[spec.dtype]), *((state, width, STORED["float32"]) for state in STATES[spec.rule])]
+    arrays: dict[str, AnyArray] = {f"ids/{name}": ids[order]}
+    for column, elems, dtype in columns:
+        end = begin + elems * dtype.itemsize
+        arrays[f"{column}/{name}"] = records[order, begin:end].view(dtype)
+        begin = end
     return arrays
 
 
