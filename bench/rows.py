@@ -1,11 +1,14 @@
-"""Rows of a table, pulled and trained, beside a plain loop over a hash map in C and torch's sparse Adagrad.
+"""Rows of a table, pulled and trained, beside a plain loop over a hash map in C, and others' tables.
 
     python -m bench.rows [--quick] [--json FILE]
 
 Axes: ids in a step, each once, of a zipf(1.05) distribution; how the store is reached. A step pulls the rows, pushes a
 gradient for each, and commits; the rows are stepped when they are touched next, or in between. The limit is a C loop
-that gathers and steps the same rows of a hash map, with prefetching, on one core; the peer is embedding() of torch and
-its Adagrad of a sparse gradient, on one core, too. All hold as many rows, of 64 float32 and as many sums.
+that gathers and steps the same rows of a hash map, with prefetching, on one core, and over TCP that loop behind a plain
+socket. Peers in this process, on one core, too: torch's embedding() and its Adagrad of a sparse gradient, FBGEMM's
+table with rowwise Adagrad, TensorFlow's gather and Adagrad; over TCP ps-lite's and TensorFlow's servers. Who is not
+installed is left out, and said: FBGEMM comes as fbgemm-gpu-cpu, of the version for this torch, and ps-lite as
+peers/ps_lite.py says. All hold as many rows, of 64 float32 and as many sums, but for FBGEMM, which has one sum a row.
 
 A second table is of codecs: the bytes of rows that a step sends and receives over TCP, and its time. A third is of rows
 that are kept in bfloat16: their bytes in memory, and the time of a step.
@@ -15,10 +18,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes as c
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -26,26 +28,35 @@ import numpy as np
 import torch
 
 import psstore
+from bench import row_peers, row_servers
 from bench.command import Subject, run
-from bench.harness import Series, Turn, alternate, timed
-from bench.kernel_work import compiled
+from bench.harness import Series, Turn, alternate
 from bench.machine import machine
 from bench.processes import store_server
 from bench.report import Cell, Report, Table
+from bench.row_work import DIM, EPS, NUM_ROWS, NUM_SETS, RATE, Floats, Ids, gradients_of, id_sets
 from psstore.client.store import Store
 
-DIM = 64
-NUM_ROWS = 1_000_000
-RATE, EPS = 0.01, 1e-8
 HYPERS = {"lr": RATE, "eps": EPS}
 
 SET_SIZES = (4096, 65_536)
 """Ids in a step."""
 
-NUM_SETS = 16
-"""Sets of ids that steps take in turn, so that the rows of one are not in the cache."""
+LIMIT, SOCKETS = "plain loop", "raw sockets, tcp"
+"""What the memory and the links of this machine allow: the loop in C, by itself and behind a socket."""
 
-LIMIT, PEER = "plain loop", "torch"
+IN_ONE_PROCESS: Mapping[str, Callable[..., Turn]] = {
+    LIMIT: row_peers.loop_turn,
+    "torch": row_peers.torch_turn,
+    "FBGEMM": row_peers.fbgemm_turn,
+    "TensorFlow": row_peers.tensorflow_turn,
+}
+
+SERVED: Mapping[str, Callable[..., AbstractContextManager[Turn]]] = {
+    SOCKETS: row_servers.raw_sockets,
+    "ps-lite, tcp": row_servers.ps_lite_server,
+    "TensorFlow, tcp": row_servers.tensorflow_server,
+}
 
 CODECS = ("none", "bf16", "int8")
 """Of rows, both ways."""
@@ -65,14 +76,10 @@ HEADERS = (
     "contestant",
     "ms a step",
     "million rows/s",
-    "× plain loop",
-    "× torch",
+    "× its limit",
     "CPU ms",
-    "× plain, CPU",
+    "× its limit, CPU",
 )
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Ids = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ class Found:
 
     num_ids: int
     series: dict[str, Series]
+    absent: Mapping[str, str]
+    """Who did not take part, and why."""
 
 
 @dataclass(frozen=True)
@@ -101,62 +110,7 @@ class Kept:
     row_bytes: dict[str, float]
 
 
-def id_sets(num_ids: int, *, num_rows: int) -> list[Ids]:
-    """Ids as a batch has them that has so many different ones: the frequent ones in each of them, in any order."""
-    generator = np.random.default_rng(1)
-    weights = np.arange(1, num_rows + 1) ** -1.05
-    bounds = np.cumsum(weights / weights.sum())
-    names = generator.permutation(num_rows)
-    sets = []
-    for _ in range(NUM_SETS):
-        ids = np.empty(0, np.int64)
-        while len(ids) < num_ids:
-            drawn = np.searchsorted(bounds, generator.random(4 * num_ids)).clip(max=num_rows - 1)
-            ids = np.unique(np.concatenate([ids, drawn]))
-        sets.append(generator.permutation(names[ids])[:num_ids].astype(np.uint64))
-    return sets
-
-
 # ---- contestants ----------------------------------------------------------------------------------------
-
-
-def loop_turn(sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Turn:
-    loop = compiled("row_loop", DIM=DIM)
-    capacity = 1 << (2 * num_rows - 1).bit_length()
-    keys, places = np.zeros(capacity, np.uint64), np.zeros(capacity, np.uint32)
-    rows = np.zeros((num_rows, 2 * DIM), np.float32)
-    values = np.zeros((len(gradients), DIM), np.float32)
-
-    def call(mode: int, ids: Ids, floats: Floats) -> None:
-        pointers = [c.c_void_p(one.ctypes.data) for one in (ids, keys, places, rows, floats)]
-        given, key, place, row, value = pointers
-        mask, rate, eps = c.c_uint64(capacity - 1), c.c_float(RATE), c.c_float(EPS)
-        loop(c.c_int32(mode), given, c.c_int64(len(ids)), key, place, mask, row, value, rate, eps)
-
-    call(0, np.arange(num_rows, dtype=np.uint64), rows)
-    turns = cycle(sets)
-
-    def step() -> None:
-        ids = next(turns)
-        call(1, ids, values)
-        call(2, ids, gradients)
-
-    return partial(timed, step)
-
-
-def torch_turn(sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Turn:
-    weight = torch.nn.Parameter(torch.zeros(num_rows, DIM))
-    optimizer = torch.optim.Adagrad([weight], lr=RATE, eps=EPS)
-    given = torch.from_numpy(gradients)
-    turns = cycle([torch.from_numpy(ids.astype(np.int64)) for ids in sets])
-
-    def step() -> None:
-        ids = next(turns)
-        torch.nn.functional.embedding(ids, weight.detach())
-        weight.grad = torch.sparse_coo_tensor(ids[None], given, (num_rows, DIM), check_invariants=False)
-        optimizer.step()
-
-    return partial(timed, step)
 
 
 @contextlib.contextmanager
@@ -202,7 +156,7 @@ def store_turn(
 def coded(num_ids: int, *, num_rows: int, rounds: int) -> Coded:
     """Steps in each codec, by turns, of one store over TCP."""
     sets = id_sets(num_ids, num_rows=num_rows)
-    gradients = np.random.default_rng(2).standard_normal((num_ids, DIM), dtype=np.float32)
+    gradients = gradients_of(num_ids)
     with filled_store("tcp", num_rows=num_rows) as store:
         turns = {codec: store_turn(store, sets, gradients, codec=codec) for codec in CODECS}
         num_bytes = {codec: _bytes_of(store, turn) for codec, turn in turns.items()}
@@ -213,7 +167,7 @@ def coded(num_ids: int, *, num_rows: int, rounds: int) -> Coded:
 def kept(rule: str, *, num_ids: int, num_rows: int, rounds: int) -> Kept:
     """Steps of embedded stores, by turns, one for each dtype."""
     sets = id_sets(num_ids, num_rows=num_rows)
-    gradients = np.random.default_rng(2).standard_normal((num_ids, DIM), dtype=np.float32)
+    gradients = gradients_of(num_ids)
     with contextlib.ExitStack() as ends:
         stores = {
             dtype: ends.enter_context(filled_store("local", num_rows=num_rows, rule=rule, dtype=dtype))
@@ -237,24 +191,32 @@ def _bytes_of(store: Store, step: Turn) -> tuple[int, int]:
 # ---- what came out --------------------------------------------------------------------------------------
 
 
+def contest(num_ids: int, *, num_rows: int, rounds: int) -> Found:
+    """Steps of everybody who is there, by turns."""
+    sets, gradients = id_sets(num_ids, num_rows=num_rows), gradients_of(num_ids)
+    turns: dict[str, Turn] = {}
+    absent: dict[str, str] = {}
+    with contextlib.ExitStack() as ends:
+        for name, serve in SERVED.items():
+            try:
+                turns[name] = ends.enter_context(serve(sets, gradients, num_rows=num_rows))
+            except ImportError as missing:
+                absent[name] = str(missing)
+        for name, make in IN_ONE_PROCESS.items():
+            try:
+                turns[name] = make(sets, gradients, num_rows=num_rows)
+            except ImportError as missing:
+                absent[name] = str(missing)
+        for where in ("local", "shm", "tcp"):
+            store = ends.enter_context(filled_store(where, num_rows=num_rows))
+            turns[f"psstore, {where}"] = store_turn(store, sets, gradients)
+        return Found(num_ids, alternate(turns, warm_up=NUM_SETS, rounds=rounds, progress=f"{num_ids:,} ids"), absent)
+
+
 def measure(chosen: argparse.Namespace) -> Report:
-    torch.set_num_threads(1)
-    found = []
-    for num_ids in SET_SIZES:
-        sets = id_sets(num_ids, num_rows=NUM_ROWS)
-        gradients = np.random.default_rng(2).standard_normal((num_ids, DIM), dtype=np.float32)
-        with contextlib.ExitStack() as ends:
-            turns = {
-                f"psstore, {where}": store_turn(
-                    ends.enter_context(filled_store(where, num_rows=NUM_ROWS)), sets, gradients
-                )
-                for where in ("local", "shm", "tcp")
-            }
-            turns[LIMIT] = loop_turn(sets, gradients, num_rows=NUM_ROWS)
-            turns[PEER] = torch_turn(sets, gradients, num_rows=NUM_ROWS)
-            rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
-            found.append(Found(num_ids, alternate(turns, warm_up=NUM_SETS, rounds=rounds, progress=f"{num_ids:,} ids")))
+    torch.set_num_threads(row_peers.CORES)
     rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
+    found = [contest(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
     in_codecs = [coded(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
     in_dtypes = [kept(rule, num_ids=SET_SIZES[0], num_rows=NUM_ROWS, rounds=rounds) for rule in KEPT_RULES]
     return report(found, in_codecs, in_dtypes)
@@ -265,18 +227,21 @@ def report(found: Sequence[Found], in_codecs: Sequence[Coded], in_dtypes: Sequen
         subject="rows",
         about=(
             f"{NUM_ROWS:,} rows × {DIM} float32 with Adagrad's sums; a step pulls the rows of a set of ids, pushes"
-            " their gradients and commits. The plain loop, in C, gathers and steps the same rows of a hash map; torch"
-            " does so by embedding() and its Adagrad of a sparse gradient. Each on one core, but for a store's other"
-            " processes; by turns."
+            " their gradients and commits. The plain loop, in C, gathers and steps the same rows of a hash map; over"
+            " TCP it is behind a plain socket. FBGEMM has one sum a row. Each on one core, but for servers' processes;"
+            " by turns."
         ),
         tables=[
             Table("Rows", HEADERS, [_row(one, name) for one in found for name in one.series]),
             Table("Codecs", CODEC_HEADERS, [_coded_row(one, codec) for one in in_codecs for codec in CODECS]),
             Table("Kept in bfloat16", KEPT_HEADERS, [_kept_row(one, dtype) for one in in_dtypes for dtype in DTYPES]),
         ],
+        notes=[f"Not run: {name}: {why}." for name, why in found[0].absent.items()],
         summary=[
-            ["rows", f"{one.num_ids:,} ids, local", f"{1e3 * _median(one, 'psstore, local'):.3g} ms", *_ratios(one)]
+            ["rows", f"{one.num_ids:,} ids, {where}", f"{1e3 * _median(one, name):.3g} ms", *_ratios(one, name)]
             for one in found
+            for where in ("local", "tcp")
+            for name in (f"psstore, {where}",)
         ],
         machine=machine("torch"),
     )
@@ -286,15 +251,25 @@ def _median(found: Found, name: str) -> float:
     return found.series[name].median
 
 
-def _ratios(found: Found, name: str = "psstore, local") -> list[Cell]:
-    return [_median(found, name) / _median(found, LIMIT), _median(found, name) / _median(found, PEER)]
+def limit_of(name: str) -> str:
+    """What a contestant is measured by."""
+    return SOCKETS if name.endswith("tcp") else LIMIT
+
+
+def _ratios(found: Found, name: str) -> list[Cell]:
+    """× its limit, × the fastest peer that has the same one."""
+    limit = limit_of(name)
+    peers = [one for one in found.series if not one.startswith("psstore") and one != limit and limit_of(one) == limit]
+    best = min((_median(found, one) for one in peers), default=None)
+    mine = _median(found, name)
+    return [mine / _median(found, limit), None if best is None else mine / best]
 
 
 def _row(found: Found, name: str) -> list[Cell]:
-    series = found.series[name]
+    series, limit = found.series[name], found.series[limit_of(name)]
     rate = found.num_ids / series.median / 1e6
-    cpu = series.cpu_s / found.series[LIMIT].cpu_s
-    return [f"{found.num_ids:,}", name, 1e3 * series.median, rate, *_ratios(found, name), 1e3 * series.cpu_s, cpu]
+    ratios = [series.median / limit.median, 1e3 * series.cpu_s, series.cpu_s / limit.cpu_s]
+    return [f"{found.num_ids:,}", name, 1e3 * series.median, rate, *ratios]
 
 
 def _coded_row(found: Coded, codec: str) -> list[Cell]:
