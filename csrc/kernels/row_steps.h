@@ -59,11 +59,11 @@ void reduce_row(const RowsUpdate& rows, const RowToStep& row, float* gradient) {
   for_each_index(update.num_elems, [=](int64_t i) { gradient[i] = -gradient[i]; });
 }
 
-// The loop over rows whose rule keeps kStates floats of each element.
-template <class Sums, size_t kStates, class Step>
+// The loop over rows whose rule keeps kStates floats of each element. `Rows`: how values are kept (row_values.h).
+template <class Sums, class Rows, size_t kStates, class Step>
 void step_each_row(const RowsUpdate& update, std::span<const RowToStep> rows, Step step) {
   alignas(64) float gradient[kMaxRowDim];
-  RowValues values(update);
+  Rows values(update);
   const int64_t dim = update.dim;
   const int64_t state_bytes = dim * static_cast<int64_t>(sizeof(float));
   for (const RowToStep& row : rows) {
@@ -78,10 +78,10 @@ void step_each_row(const RowsUpdate& update, std::span<const RowToStep> rows, St
   }
 }
 
-template <class Sums>
+template <class Sums, class Rows>
 void step_rowwise(const RowsUpdate& update, std::span<const RowToStep> rows) {
   alignas(64) float gradient[kMaxRowDim];
-  RowValues values(update);
+  Rows values(update);
   const int64_t dim = update.dim;
   const RowwiseAdagrad rule(*update.hyper);
   for (const RowToStep& row : rows) {
@@ -98,60 +98,70 @@ void step_rowwise(const RowsUpdate& update, std::span<const RowToStep> rows) {
 
 // Dense SGD of each row, whose gradient ascends already where it was reduced. The first step is the table's, as torch's is
 // the parameter's: a row that comes later begins with a buffer of zeros.
-template <class Sums>
+template <class Sums, class Rows>
 void step_momentum(const RowsUpdate& update, std::span<const RowToStep> rows) {
   Hyper hyper = *update.hyper;
   hyper.maximize = false;
   const Sgd<float> rule(hyper);
   if (update.step == 1) {
-    step_each_row<Sums, 1>(update, rows, [=](float v, float g, float& buffer) {
+    step_each_row<Sums, Rows, 1>(update, rows, [=](float v, float g, float& buffer) {
       return rule.first_step(v, g, buffer);
     });
   } else {
-    step_each_row<Sums, 1>(
+    step_each_row<Sums, Rows, 1>(
         update, rows, [=](float v, float g, float& buffer) { return rule.step(v, g, buffer); });
   }
 }
 
-template <class Sums, class Power>
+template <class Sums, class Rows, class Power>
 void step_ftrl(const RowsUpdate& update, std::span<const RowToStep> rows, Power power) {
   const Ftrl<Power> rule(*update.hyper, power);
-  step_each_row<Sums, 2>(update, rows, [=](float v, float g, float& accumulator, float& linear) {
-    return rule.step(v, g, accumulator, linear);
-  });
+  step_each_row<Sums, Rows, 2>(update, rows,
+                               [=](float v, float g, float& accumulator, float& linear) {
+                                 return rule.step(v, g, accumulator, linear);
+                               });
 }
 
-template <class Sums>
-void step_rows_loop(const RowsUpdate& update, std::span<const RowToStep> rows) {
+template <class Sums, class Rows>
+void step_rows_of(const RowsUpdate& update, std::span<const RowToStep> rows) {
   const Hyper& hyper = *update.hyper;
   switch (update.rule) {
     case RuleKind::kSparseSgd:
-      step_each_row<Sums, 0>(
+      step_each_row<Sums, Rows, 0>(
           update, rows, [rule = SparseSgd(hyper)](float v, float g) { return rule.step(v, g); });
       break;
     case RuleKind::kSparseAdagrad:
-      step_each_row<Sums, 1>(
+      step_each_row<Sums, Rows, 1>(
           update, rows, [rule = SparseAdagrad(hyper, update.step)](float v, float g, float& sum) {
             return rule.step(v, g, sum);
           });
       break;
-    case RuleKind::kRowwiseAdagrad: step_rowwise<Sums>(update, rows); break;
+    case RuleKind::kRowwiseAdagrad: step_rowwise<Sums, Rows>(update, rows); break;
     case RuleKind::kSparseAdam:
-      step_each_row<Sums, 2>(update, rows,
-                             [rule = SparseAdam(hyper, update.step)](
-                                 float v, float g, float& exp_avg, float& exp_avg_sq) {
-                               return rule.step(v, g, exp_avg, exp_avg_sq);
-                             });
+      step_each_row<Sums, Rows, 2>(update, rows,
+                                   [rule = SparseAdam(hyper, update.step)](
+                                       float v, float g, float& exp_avg, float& exp_avg_sq) {
+                                     return rule.step(v, g, exp_avg, exp_avg_sq);
+                                   });
       break;
-    case RuleKind::kSparseMomentum: step_momentum<Sums>(update, rows); break;
+    case RuleKind::kSparseMomentum: step_momentum<Sums, Rows>(update, rows); break;
     case RuleKind::kFtrl:
       if (hyper.lr_power == -0.5) {
-        step_ftrl<Sums>(update, rows, SquareRootPower{});
+        step_ftrl<Sums, Rows>(update, rows, SquareRootPower{});
       } else {
-        step_ftrl<Sums>(update, rows, AnyPower(hyper));
+        step_ftrl<Sums, Rows>(update, rows, AnyPower(hyper));
       }
       break;
     default: break;
+  }
+}
+
+template <class Sums>
+void step_rows_loop(const RowsUpdate& update, std::span<const RowToStep> rows) {
+  if (update.dtype == DType::kBFloat16) {
+    step_rows_of<Sums, BFloat16Rows>(update, rows);
+  } else {
+    step_rows_of<Sums, Float32Rows>(update, rows);
   }
 }
 

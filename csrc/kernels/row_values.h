@@ -24,14 +24,26 @@ namespace {
 constexpr int64_t kLotsTogether = 8;
 constexpr int64_t kMaxLots = int64_t{kMaxRowDim} / kLotsTogether;
 
-class RowValues {
+// Both have open() for the values of a row, (dim,) float32 until close(), and states() for what is behind them.
+class Float32Rows {
  public:
-  explicit RowValues(const RowsUpdate& update)
-      : dim_(update.dim), are_float32_(update.dtype == DType::kFloat32), lots_of_(update.lots) {}
+  explicit Float32Rows(const RowsUpdate& update) : dim_(update.dim) {}
 
-  // (dim,) float32, valid until close().
+  std::byte* open(const RowToStep& row) { return row.value; }
+  std::byte* states(const RowToStep& row) const {
+    return row.value + dim_ * static_cast<int64_t>(sizeof(float));
+  }
+  void close(const RowToStep&) {}
+
+ private:
+  const int64_t dim_;
+};
+
+class BFloat16Rows {
+ public:
+  explicit BFloat16Rows(const RowsUpdate& update) : dim_(update.dim), lots_of_(update.lots) {}
+
   std::byte* open(const RowToStep& row) {
-    if (are_float32_) return row.value;
     std::byte* const values = reinterpret_cast<std::byte*>(values_);
     for_each_index(
         dim_, [=](int64_t i) { store<float>(values, i, to_float(load<BFloat16>(row.value, i))); });
@@ -39,12 +51,10 @@ class RowValues {
   }
 
   std::byte* states(const RowToStep& row) const {
-    const auto value_bytes = static_cast<size_t>(are_float32_ ? sizeof(float) : sizeof(BFloat16));
-    return row.value + static_cast<size_t>(dim_) * value_bytes;
+    return row.value + dim_ * static_cast<int64_t>(sizeof(BFloat16));
   }
 
   void close(const RowToStep& row) {
-    if (are_float32_) return;
     draw(row.id);
     const float* const values = values_;
     const uint32_t* const lots = lots_;
@@ -71,7 +81,6 @@ class RowValues {
   }
 
   const int64_t dim_;
-  const bool are_float32_;
   const RoundingLots lots_of_;
   alignas(64) float values_[kMaxRowDim];
   alignas(64) uint32_t lots_[kMaxRowDim / 2];
