@@ -127,7 +127,7 @@ def test_what_a_worker_has_read_is_told_along_with_its_next_push(monkeypatch: py
 @pytest.mark.sockets
 def test_what_goes_through_shared_memory_needs_no_turn_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A push of large tensors and of small ones, behind the word that values were read; and the pull after it."""
-    monkeypatch.setattr(client_connection, "RELEASE_S", 600.0)  # on a busy machine the loop would have its turn for that
+    monkeypatch.setattr(client_connection, "RELEASE_S", 600.0)  # a busy machine comes to it
     with clusters("shm") as start:
         store = start().connect(rank=0)
         gradients = {"large": np.ones((2, 1 << 20), F32), "small": np.ones(100, F32)}
