@@ -272,6 +272,26 @@ def test_the_shards_of_several_hosts_go_back_together(hosts: Hosts, whole: bool)
 
 
 @pytest.mark.one_loop
+def test_a_store_whose_place_is_out_of_order_when_it_starts_again_waits_for_it(
+    served: StoreProcess, tmp_path: Path
+) -> None:
+    """As on a disk that is full just then, where nobody can say whose the place is."""
+    with connect(served) as store:
+        train(store, until=3)
+        assert store.checkpoint() == 3
+        owner, aside = tmp_path / "run" / "owner.json", tmp_path / "aside"
+        owner.rename(aside)
+        owner.mkdir()
+        kill(served, 1)
+        assert eventually(lambda: "it is tried again in" in served.log())
+        owner.rmdir()
+        with pytest.raises(RolledBack):
+            pull_for_ever(store)
+        store.reconnect()
+        assert_array_equal(store.pull("w"), np.full(ELEMS, -3.0, F32))
+
+
+@pytest.mark.one_loop
 def test_a_host_that_comes_back_late_takes_the_store_back_once(hosts: Hosts) -> None:
     """The others try it seldom by then, and what they know of it is old when clients have found it already."""
     with hosts.connect() as store:

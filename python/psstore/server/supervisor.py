@@ -83,6 +83,9 @@ RESTORE_S = 3600.0
 LAST_CHECKPOINT_S = 600.0
 """How long the last checkpoint of a store that is asked to end may take."""
 
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 5.0
+"""Before a store that could not start again tries to: doubles from the first to the last."""
+
 LOOK_AGAIN_S = 0.2
 """Between two looks whether the shard is there whose standby runs here."""
 
@@ -290,7 +293,8 @@ class Supervisor:
         self, site: Site, life: StoreLife, selector: selectors.BaseSelector, *, out: TextIO, ready_fd: int | None
     ) -> Ending:
         """From the shards' start to why they have to end. Raises BadArgument if one can't start."""
-        too_early = self._start(site, life, selector)
+        start = self._start_again if self._num_restarts else self._start
+        too_early = start(site, life, selector)
         if too_early is not None:
             return too_early
         self._reshardings.done()
@@ -420,6 +424,25 @@ class Supervisor:
         )
         return None
 
+    def _start_again(self, site: Site, life: StoreLife, selector: selectors.BaseSelector) -> Ending | None:
+        """As `_start`, of a store that goes back: what keeps it from that may pass, as a full disk does. Tries for
+        `patience_s`."""
+        until, pause_s = time.monotonic() + self._settings.patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return self._start(site, life, selector)
+            except BadArgument as error:
+                if time.monotonic() >= until:
+                    raise
+                _log.warning("%s; it is tried again in %g s", error.message, pause_s)
+            self._kill_shards(selector)
+            for event in self._news(selector, time.monotonic() + pause_s):
+                if isinstance(event, Signals):
+                    return Ending(EXIT_OK)
+                assert not isinstance(event, (ShardProcess, *COMPANIONS)), "none of them runs"
+                return self._ended_early(event.take())
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
     def _start_standby(self, site: Site, life: StoreLife, index: int) -> ShardProcess:
         address = str(site.endpoints[index - site.first].local)
         return ShardProcess(
@@ -536,11 +559,14 @@ class Supervisor:
     def _end_all(self, selector: selectors.BaseSelector) -> None:
         """Kills whatever runs of this life of the store."""
         self._end_monitor(selector)
+        self._kill_shards(selector)
+        self._checkpoints.end()
+
+    def _kill_shards(self, selector: selectors.BaseSelector) -> None:
         for child in self._processes:
             selector.unregister(child.report)
             child.kill()
         self._starting, self._groups = [], None
-        self._checkpoints.end()
 
     def _restart(self) -> str:
         return f"{self._num_restarts} of {self._settings.restarts}"
