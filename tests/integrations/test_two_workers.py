@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations import two_workers
-
-RUN_S = 110.0
+from tests.support.two_workers import RUN_S
 
 
 @pytest.mark.long
