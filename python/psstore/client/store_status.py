@@ -226,9 +226,9 @@ def transfers_of(counters: Counters) -> tuple[TransferStatus, ...]:
             shard=int(counters["shard"]),
             pushed_bytes=int(pushed[rank]),
             pulled_bytes=int(pulled[rank]),
-            push_s=push_s[rank],
-            pull_s=pull_s[rank],
-            waited_s=waited_s[rank],
+            push_s=push_s.get(rank, 0.0),
+            pull_s=pull_s.get(rank, 0.0),
+            waited_s=waited_s.get(rank, 0.0),
         )
         for rank in sorted(pushed)
     )
