@@ -15,7 +15,7 @@ import psstore
 from psstore.checkpoint.handed import pack_handed, unpack_handed
 from psstore.checkpoint.place import open_place
 from psstore.client.store import Store
-from psstore.errors import BadArgument, NotAWorker, OutOfMemory, PsstoreError
+from psstore.errors import BadArgument, DeadlineExceeded, NotAWorker, OutOfMemory, PsstoreError
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually
 
@@ -105,6 +105,33 @@ def test_a_checkpoint_beside_training_has_them_and_they_come_back(tmp_path: Path
     with ThreadPoolExecutor() as pool, restored("--restore", f"{place}@{version}", "--mode", mode) as process:
         for worker in each(process, pool, look):
             worker.result()
+
+
+def test_the_last_checkpoint_is_the_one_that_has_what_workers_hand_in(tmp_path: Path) -> None:
+    """Workers that are killed are where they handed in last: as it ends, the store writes none of later."""
+    place = tmp_path / "run"
+
+    def begin(store: Store) -> None:
+        store.create("w", np.zeros(10, F32), rule="sgd")
+        store.hand_in("at first")
+        step(store)
+
+    with served(place) as process, ThreadPoolExecutor() as pool:
+        stores = [connected(process, rank) for rank in range(NUM_WORKERS)]
+        list(pool.map(begin, stores))
+        with psstore.connect(process.url, role="client", wait_s=PATIENCE_S) as leader:
+            with pytest.raises(DeadlineExceeded, match="version 1 would be without what ranks 0, 1 hand in"):
+                leader.checkpoint(gather_s=0, whole=True)
+            for store in stores:
+                store.hand_in("at 1")
+            assert leader.checkpoint(gather_s=0, whole=True) == 1
+        list(pool.map(step, stores))
+        for store in stores:
+            store.end(leave=False)
+        assert process.stop() == 0
+        assert "no checkpoint was written" in process.log()
+    assert [one.version for one in open_place(str(place)).place.list()] == [1]
+    assert [part.state for part in parts(place, 1)] == ["at 1", "at 1"]
 
 
 def test_a_checkpoint_is_written_without_what_nobody_hands_in(tmp_path: Path) -> None:

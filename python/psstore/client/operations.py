@@ -577,7 +577,12 @@ class Operations:
         await self.client.stop(number, finish=bool(finish), everyone=bool(everyone))
 
     async def checkpoint(
-        self, url: str | None = None, *, gather_s: float | None = None, wait_s: float | None = None
+        self,
+        url: str | None = None,
+        *,
+        gather_s: float | None = None,
+        wait_s: float | None = None,
+        whole: bool = False,
     ) -> int:
         """Writes a checkpoint of the whole store, and returns its version: every decision that anybody was told of
         before the call is in it. Shards write it beside training.
@@ -585,6 +590,7 @@ class Operations:
         `url`: a folder, or what fsspec opens, as the shards see it (default: that of `psstore-server --checkpoint`).
         `gather_s`: how long workers that hand in may take to end their round and do so (default: 30 s; 0 for a worker,
         since its own round is one that would be waited for). What comes later is not in it, and the store says so.
+        `whole`: rather none than one without it: raises DeadlineExceeded then.
         `wait_s`: how long it may take (default: the store's).
 
         Raises StorageError: it is not written, and the ones before are as they were. Raises VersionGone if more changed
@@ -600,6 +606,7 @@ class Operations:
             pause=asyncio.sleep,
             now=time.monotonic,
             wait_s=patience_s,
+            whole=bool(whole),
         )
 
     def version_of(self, name: str) -> int:

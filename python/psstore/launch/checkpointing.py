@@ -74,7 +74,8 @@ class Schedule:
             if time.monotonic() >= not_before and self._is_due() and not self._write():
                 not_before = time.monotonic() + RETRY_S
         if self._num_new():
-            self._write()
+            # Workers that died are where they handed in last: a checkpoint of then is worth more than one of now.
+            self._write(whole=self._has_one())
 
     def _num_new(self) -> int:
         """Decisions since the last checkpoint."""
@@ -84,14 +85,21 @@ class Schedule:
             _log.debug("the store was not asked whether a checkpoint is due: %s", error.message)
             return 0
 
+    def _has_one(self) -> bool:
+        """Whether there is a checkpoint to go on from, whoever had it written."""
+        try:
+            return self._duty.began_at > 0 or int(self._store.stats()[0]["checkpoint"]) > 0
+        except PsstoreError:
+            return False
+
     def _is_due(self) -> bool:
         seconds = time.monotonic() - self._written_at
         return self._duty.interval.is_over(decisions=self._num_new(), seconds=seconds)
 
-    def _write(self) -> bool:
-        """False: it is not written; training goes on."""
+    def _write(self, *, whole: bool = False) -> bool:
+        """False: it is not written; training goes on. `whole`: not without what workers hand in."""
         try:
-            self._version = self._store.checkpoint()
+            self._version = self._store.checkpoint(whole=whole)
         except PsstoreError as error:
             _log.warning("no checkpoint was written to %s: %s", self._duty.place, error.message)
             return False

@@ -463,10 +463,12 @@ class Client:
         pause: Callable[[float], Awaitable[object]],
         now: Callable[[], float],
         wait_s: float,
+        whole: bool = False,
     ) -> int:
         """Leads the writing of a checkpoint to `url`, or where the store writes its own, and returns its version: the
         last decision when every shard kept what comes after, or the next one if workers hand in, which they may take
-        `gather_s` to do. Shards write beside training. `pause` waits for so many seconds by the clock `now`.
+        `gather_s` to do. Shards write beside training. `pause` waits for so many seconds by the clock `now`. `whole`:
+        not without what workers hand in.
 
         Raises StorageError, VersionGone, BadArgument, DeadlineExceeded."""
         _check_wait(wait_s)
@@ -475,19 +477,21 @@ class Client:
         )
         for _ in range(CHECKPOINT_ATTEMPTS - 1):
             try:
-                return await self._write_checkpoint(url, gather_s, again)
+                return await self._write_checkpoint(url, gather_s, whole, again)
             except VersionGone:
                 await again()
-        return await self._write_checkpoint(url, gather_s, again)
+        return await self._write_checkpoint(url, gather_s, whole, again)
 
-    async def _write_checkpoint(self, url: str | None, gather_s: float, again: Callable[[], Awaitable[None]]) -> int:
+    async def _write_checkpoint(
+        self, url: str | None, gather_s: float, whole: bool, again: Callable[[], Awaitable[None]]
+    ) -> int:
         saved: tuple[m.Signed | None, ...] = (None,)
         while None in saved:
             while not (await self._control("BEGIN", m.Begin(url=url), m.Begun)).ready:
                 await again()
             reader, _ = await self._hold_on(state=True)
             try:
-                begin = m.Begin(url=url, reader=reader, gather_s=gather_s)
+                begin = m.Begin(url=url, reader=reader, gather_s=gather_s, whole=whole)
                 while (begun := await self._control("BEGIN", begin, m.Begun)).gathering:
                     await self._keep_holding(reader, begun.version)
                     await again()

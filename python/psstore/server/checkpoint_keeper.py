@@ -17,7 +17,7 @@ from psstore.checkpoint.handed import unpack_handed
 from psstore.checkpoint.manifest import FileRecord
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.worker_file import WorkerPart
-from psstore.errors import BadArgument, BadSignature, StorageFailed, VersionGone
+from psstore.errors import BadArgument, BadSignature, DeadlineExceeded, StorageFailed, VersionGone
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.signing import Signer
 from psstore.server.checkpoint_place import KeptPlace
@@ -188,7 +188,19 @@ class CheckpointKeeper:
         parts = self._parts(gathering.cut)
         hand_ins.enough()
         self._gathering = None
+        lacking = self._lacking(parts) if asked.whole else []
+        if lacking:
+            raise DeadlineExceeded(
+                f"a checkpoint of version {gathering.cut.decision} would be without what ranks"
+                f" {', '.join(map(str, lacking))} hand in: they have not done so as of it"
+            )
         return gathering.cut, parts
+
+    def _lacking(self, parts: Sequence[WorkerPart]) -> list[int]:
+        """Ranks that have not left, and have handed in, but as of another decision."""
+        there = {part.rank for part in parts}
+        ranks = set(self._coordinator.rounds.hand_ins.of) - there
+        return sorted(ranks & set(self._coordinator.membership.present()))
 
     def _state(self) -> StoreState:
         return store_state(self._coordinator, lineage=self._lineage)

@@ -521,6 +521,8 @@ class Begin(Message, frozen=True, kw_only=True):
     """Who holds decisions on every shard, with rule state, from before this is asked. 0: is the place ready?"""
     gather_s: Seconds = 0.0
     """How long workers that hand in may take to do so as of the checkpoint's decision; it is one to come, then."""
+    whole: bool = False
+    """Not without what any of them hands in who has not left: refused then, with DEADLINE_EXCEEDED."""
     give_up: bool = False
     """What this reader has begun is not led any more."""
 
