@@ -80,4 +80,12 @@ def make(
         hypers=hypers,
         early=early,
         max_norm=None if skip else first.max_norm,
+        average=first.average,
+        loss_scales=_loss_scales(commits),
     )
+
+
+def _loss_scales(commits: Sequence[Commit]) -> tuple[float, ...]:
+    if all(commit.loss_scale == 1.0 for commit in commits):
+        return ()
+    return tuple(commit.loss_scale for commit in commits)
