@@ -1,9 +1,9 @@
 // The gradient of one block where each element is sorted over the members of a decision, and what is left without the
 // lowest and the highest is summed: a median or a trimmed mean.
 //
-//   members   rows of keys        sorted, row by row          left
-//   w0*g0  ─► [ k00 k01 k02 … ]   [ lowest of each element ]  dropped
-//   w1*g1  ─► [ k10 k11 k12 … ]   [ …                      ]  ─► sum ─► / divisor ─► * scale
+//   members   rows                sorted                      left
+//   w0*g0  ─► [ x00 x01 x02 … ]   [ lowest of each element ]  dropped
+//   w1*g1  ─► [ x10 x11 x12 … ]   [ …                      ]  ─► sum ─► / divisor ─► * scale
 //   none   ─► [  0   0   0  … ]   [ highest                ]  dropped
 //
 // Rows are exchanged whole, as a sorting network has it: every comparison is a minimum and a maximum of two rows, which
@@ -112,74 +112,107 @@ constexpr auto kExchanges = [] {
   return pairs;
 }();
 
-// A register of each row at a time, so that rows are read and written once.
-template <int64_t kRows, class Key>
-void sort_in_registers(Key* rows, int64_t count) {
+// Rows of numbers, wherever they lie, become sorted rows of keys in `memory`, `count` long and one after the other, where
+// they may lie already.
+using Rows = std::span<const std::byte* const>;
+
+// A register of each row at a time: every row is read once and written once.
+template <class T, int64_t kRows>
+void sort_in_registers(Rows rows, int64_t count, std::byte* memory) {
+  const std::byte* from[kRows];
+  std::copy_n(rows.begin(), kRows, from);
   for_each_index(count, [=](int64_t i) {
-    Key keys[kRows];
-    for (int64_t k = 0; k < kRows; ++k) keys[k] = rows[k * count + i];
+    SortKey<T> keys[kRows];
+    for (int64_t k = 0; k < kRows; ++k) keys[k] = sort_key(load<T>(from[k], i));
     [&]<size_t... kPair>(std::index_sequence<kPair...>) {
       (exchange(keys[kExchanges<kRows>[kPair].first], keys[kExchanges<kRows>[kPair].second]), ...);
     }(std::make_index_sequence<kNumExchanges<kRows>>{});
-    for (int64_t k = 0; k < kRows; ++k) rows[k * count + i] = keys[k];
+    for (int64_t k = 0; k < kRows; ++k) store(memory, k * count + i, keys[k]);
   });
 }
 
-template <class Key>
-void sort_in_memory(Key* rows, int64_t num_rows, int64_t count) {
+template <class T>
+void sort_in_memory(Rows rows, int64_t count, std::byte* memory) {
+  using Key = SortKey<T>;
+  const auto num_rows = static_cast<int64_t>(rows.size());
+  const int64_t row_bytes = count * static_cast<int64_t>(sizeof(Key));
+  for (int64_t k = 0; k < num_rows; ++k) {
+    std::byte* row = memory + k * row_bytes;
+    for_each_index(count, [=, from = rows[static_cast<size_t>(k)]](int64_t i) {
+      store(row, i, sort_key(load<T>(from, i)));
+    });
+  }
   for_each_exchange(num_rows, [=](int64_t lower, int64_t higher) {
-    Key* low = rows + lower * count;
-    Key* high = rows + higher * count;
-    for_each_index(count, [=](int64_t i) { exchange(low[i], high[i]); });
+    std::byte* low = memory + lower * row_bytes;
+    std::byte* high = memory + higher * row_bytes;
+    for_each_index(count, [=](int64_t i) {
+      Key one = load<Key>(low, i);
+      Key other = load<Key>(high, i);
+      exchange(one, other);
+      store(low, i, one);
+      store(high, i, other);
+    });
   });
 }
 
-// Rows that are `count` long and apart.
-template <class Key>
-void sort_rows(Key* rows, int64_t num_rows, int64_t count) {
-  switch (num_rows) {
-    case 1: return;
-    case 2: return sort_in_registers<2>(rows, count);
-    case 3: return sort_in_registers<3>(rows, count);
-    case 4: return sort_in_registers<4>(rows, count);
-    case 5: return sort_in_registers<5>(rows, count);
-    case 6: return sort_in_registers<6>(rows, count);
-    case 7: return sort_in_registers<7>(rows, count);
-    case 8: return sort_in_registers<8>(rows, count);
-    default: return sort_in_memory(rows, num_rows, count);
+template <class T>
+void sort_rows(Rows rows, int64_t count, std::byte* memory) {
+  switch (rows.size()) {
+    case 1: return sort_in_registers<T, 1>(rows, count, memory);
+    case 2: return sort_in_registers<T, 2>(rows, count, memory);
+    case 3: return sort_in_registers<T, 3>(rows, count, memory);
+    case 4: return sort_in_registers<T, 4>(rows, count, memory);
+    case 5: return sort_in_registers<T, 5>(rows, count, memory);
+    case 6: return sort_in_registers<T, 6>(rows, count, memory);
+    case 7: return sort_in_registers<T, 7>(rows, count, memory);
+    case 8: return sort_in_registers<T, 8>(rows, count, memory);
+    default: return sort_in_memory<T>(rows, count, memory);
   }
 }
 
-// One row for each contribution, w*g: added to nothing by what adds one, which reads every encoding.
+template <class T>
+constexpr DType kOwnDType = sizeof(T) == sizeof(float) ? DType::kFloat32 : DType::kFloat64;
+
+// w*g of contribution `k`, where it lies or at `memory`: added to nothing by what adds one, which reads every encoding.
 template <class Sums, class T>
-void load_rows(const SliceUpdate& update, int64_t begin, int64_t count, SortKey<T>* rows,
-               std::span<int64_t> entries) {
-  alignas(64) T product[kBlockElems];
-  for (size_t k = 0; k < update.contributions.size(); ++k) {
-    BlockSum<T> sum{kNothing<T>.data(), product, begin, count};
-    if (k < entries.size()) sum.entries = entries.subspan(k, 1);
-    Sums::add(sum, update.contributions.subspan(k, 1), update.num_elems);
-    SortKey<T>* row = rows + static_cast<int64_t>(k) * count;
-    for_each_index(count, [=, from = product](int64_t i) { row[i] = sort_key<T>(from[i]); });
+const std::byte* row_of(const SliceUpdate& update, size_t k, int64_t begin, int64_t count,
+                        std::byte* memory, std::span<int64_t> entries) {
+  const Contribution& one = update.contributions[k];
+  if (one.dtype == kOwnDType<T> && one.weight == 1.0F) {
+    return static_cast<const std::byte*>(one.data) + begin * static_cast<int64_t>(sizeof(T));
   }
+  BlockSum<T> sum{kNothing<T>.data(), reinterpret_cast<T*>(memory), begin, count};
+  if (k < entries.size()) sum.entries = entries.subspan(k, 1);
+  Sums::add(sum, update.contributions.subspan(k, 1), update.num_elems);
+  return memory;
 }
 
 // REQUIRES: count <= sorted_block_elems() of the members. `entries`: as reduce_block() has it.
 template <class Sums, class T>
 [[gnu::noinline]] void reduce_sorted(const SliceUpdate& update, double scale, int64_t begin,
                                      int64_t count, T* gradient, std::span<int64_t> entries) {
-  alignas(64) SortKey<T> rows[kLargestSortedElems];
-  const auto [num_zeros, num_dropped] = *update.sorted;
-  load_rows<Sums, T>(update, begin, count, rows, entries);
-  const int64_t all = num_members(update);
-  std::fill_n(rows + (all - num_zeros) * count, num_zeros * count, sort_key<T>(T(0)));
-  sort_rows(rows, all, count);
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  static constexpr T kZeros[kBlockElems] = {};
+  alignas(64) std::byte memory[kLargestSortedElems * kBytes];
+  const std::byte* rows[kMaxSorted];
+  size_t num_rows = 0;
+  for (; num_rows < update.contributions.size(); ++num_rows) {
+    std::byte* own = memory + static_cast<int64_t>(num_rows) * count * kBytes;
+    rows[num_rows] = row_of<Sums, T>(update, num_rows, begin, count, own, entries);
+  }
+  for (uint32_t zeros = 0; zeros < update.sorted->num_zeros; ++zeros) {
+    rows[num_rows++] = reinterpret_cast<const std::byte*>(kZeros);
+  }
+  sort_rows<T>({rows, num_rows}, count, memory);
 
-  const SortKey<T>* row = rows + num_dropped * count;
-  for_each_index(count, [=](int64_t i) { gradient[i] = number_of_key<T>(row[i]); });
-  for (int64_t k = num_dropped + 1; k < all - num_dropped; ++k) {
-    row += count;
-    for_each_index(count, [=](int64_t i) { gradient[i] += number_of_key<T>(row[i]); });
+  const auto num_dropped = static_cast<int64_t>(update.sorted->num_dropped);
+  const std::byte* row = memory + num_dropped * count * kBytes;
+  for_each_index(count,
+                 [=](int64_t i) { gradient[i] = number_of_key<T>(load<SortKey<T>>(row, i)); });
+  for (int64_t left = static_cast<int64_t>(num_rows) - 2 * num_dropped; left > 1; --left) {
+    row += count * kBytes;
+    for_each_index(count,
+                   [=](int64_t i) { gradient[i] += number_of_key<T>(load<SortKey<T>>(row, i)); });
   }
   const T divisor = static_cast<T>(update.divisor);
   const T factor = static_cast<T>(scale);
