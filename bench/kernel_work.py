@@ -69,7 +69,8 @@ class Task:
         return {name: self.arrays(0) for name in state_names(self.case)}
 
 
-def core_work(task: Task, values: Sequence[Floats]) -> Work:
+def core_work(task: Task, values: Sequence[Floats], *, dropped: int | None = None) -> Work:
+    """`dropped`: the workers are sorted by element, and so many left out at either end; None: all are summed."""
     gradients = task.gradients
     states = task.states()
 
@@ -81,8 +82,9 @@ def core_work(task: Task, values: Sequence[Floats]) -> Work:
             value=values[slot].data,
             state={name: arrays[slot].data for name, arrays in states.items()},
             contributions=[(worker[slot].data, _core.DTYPES[task.inputs], 1.0) for worker in gradients],
-            divisor=float(task.num_workers),
+            divisor=float(task.num_workers - 2 * (dropped or 0)),
             dtype=FLOAT32,
+            sorts=None if dropped is None else (0, dropped),
         )
 
     return work

@@ -4,9 +4,9 @@
 
 Axes: rule, number of workers W, dtype of the gradients, threads; 25 M parameters in slices of 4 MiB (numpy's arrays of
 that size lie on huge pages where the system has them; all contestants' do), 8 M with --quick; 10,000 small slices; and
-the encoders. The limit is plain_loop.c: a loop that reads and writes as many arrays and only adds, compiled here with
-prefetching, on the same gradients; of encoders copy_loop.c. Bytes per parameter: W gradients, value and states read,
-value and states written.
+the encoders; and medians and trimmed means of the workers beside their mean. The limit is plain_loop.c: a loop that
+reads and writes as many arrays and only adds, compiled here with prefetching, on the same gradients; of encoders
+copy_loop.c. Bytes per parameter: W gradients, value and states read, value and states written.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ SMALL_HEADERS = (
     "CPU s per GB",
 )
 
+SORTED_HEADERS = ("rule", "W", "inputs", "mean, ms", "median, ms", "× mean", "trimmed by 1, ms", "× mean")
+
 SLICE_ELEMS = 1 << 20
 
 NUM_SLOTS, NUM_SLOTS_QUICK = 24, 8
@@ -72,7 +74,9 @@ NUM_SLOTS, NUM_SLOTS_QUICK = 24, 8
 SLOTS_PER_TURN = 4
 """Few, so that the contestants take turns often: what else the machine does then slows all alike."""
 
-PARTS = ("workers", "inputs", "threads", "small", "encoders")
+PARTS = ("workers", "inputs", "threads", "small", "encoders", "sorted")
+
+MEDIAN, TRIMMED = "median", "trimmed by 1"
 
 CHARTED = ("workers", "inputs", "threads")
 
@@ -101,12 +105,21 @@ def small_tasks(quick: bool) -> list[SmallTask]:
     ]
 
 
+def sorted_tasks() -> list[Task]:
+    return [
+        Task(CASES[0], num_workers, inputs, 1, NUM_SLOTS_QUICK, SLICE_ELEMS)
+        for inputs in ("float32", "int8")
+        for num_workers in (4, 8, 16)
+    ]
+
+
 TITLES = {
     "workers": "Sum of W gradients and a step",
     "inputs": "The same of gradients in fewer bytes",
     "threads": "The same with two threads",
     "small": "The same of 10,000 small slices: a shard's apply, torch over a list",
     "encoders": "A gradient encoded",
+    "sorted": "The median and the trimmed mean of W gradients, and a step",
 }
 
 
@@ -165,6 +178,19 @@ def measure_small(task: SmallTask, *, rounds: int) -> dict[str, Series]:
     return alternate(turns, warm_up=1, rounds=rounds, progress=str(task))
 
 
+def measure_sorted(task: Task, *, rounds: int) -> dict[str, Series]:
+    works = {
+        OURS: core_work(task, task.arrays()),
+        MEDIAN: core_work(task, task.arrays(), dropped=(task.num_workers - 1) // 2),
+        TRIMMED: core_work(task, task.arrays(), dropped=1),
+    }
+    turns = {
+        name: walk(task, work, first_slot=SLOTS_PER_TURN * number, pool=None)
+        for number, (name, work) in enumerate(works.items())
+    }
+    return alternate(turns, warm_up=1, rounds=rounds, progress=str(task))
+
+
 def times_as_fast(found: dict[str, Series], other: str) -> float | None:
     return found[other].median / found[OURS].median if other in found else None
 
@@ -195,6 +221,20 @@ def small_row(task: SmallTask, found: dict[str, Series]) -> list[Cell]:
     ]
 
 
+def sorted_row(task: Task, found: dict[str, Series]) -> list[Cell]:
+    mean, median, trimmed = found[OURS], found[MEDIAN], found[TRIMMED]
+    return [
+        str(task.case),
+        str(task.num_workers),
+        task.inputs,
+        milliseconds(mean),
+        milliseconds(median),
+        median.median / mean.median,
+        milliseconds(trimmed),
+        trimmed.median / mean.median,
+    ]
+
+
 def summary_row(what: str, found: dict[str, Series]) -> list[Cell]:
     peers = [series.median for name, series in found.items() if name not in (OURS, LIMIT)]
     ours = found[OURS].median
@@ -220,6 +260,11 @@ def measured_part(part: str, quick: bool) -> tuple[Table, list[Named]]:
         each = encoders.tasks(NUM_SLOTS_QUICK, SLICE_ELEMS)
         encoded = [(task, encoders.measure(task, rounds=8 * rounds)) for task in each]
         return Table(TITLES[part], encoders.HEADERS, [encoders.row(*one) for one in encoded]), _named(encoded)
+    if part == "sorted":
+        by_sorting = [(task, measure_sorted(task, rounds=rounds)) for task in sorted_tasks()]
+        return Table(TITLES[part], SORTED_HEADERS, [sorted_row(*one) for one in by_sorting]), [
+            (f"{task.inputs} of {task.num_workers} workers, sorted", series) for task, series in by_sorting
+        ]
     found = [(task, measure(task, rounds=rounds)) for task in tasks(part, quick)]
     return Table(TITLES[part], HEADERS, [row(*one) for one in found]), _named(found)
 

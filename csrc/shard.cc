@@ -100,6 +100,12 @@ void Shard::define(const TensorDefinition& definition) {
                                              " is a table of rows, and a shard on device '" +
                                              device() + "' can have none; use --device cpu");
   }
+  if (definition.reduction.sorts() && device() != "cpu") {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "tensor " + std::to_string(definition.tensor_id) +
+                    " is to be sorted over workers, and a shard on device '" + device() +
+                    "' can't; use --device cpu, or reduction 'mean'");
+  }
   const ExclusiveLock lock(table_.decision_mutex);
   table_.define(definition);
   backend_->flush();

@@ -75,6 +75,14 @@ py::dict row_rules() {
   return names;
 }
 
+py::dict reductions() {
+  py::dict names;
+  names["mean"] = number(ReductionKind::kMean);
+  names["median"] = number(ReductionKind::kMedian);
+  names["trimmed_mean"] = number(ReductionKind::kTrimmedMean);
+  return names;
+}
+
 py::dict first_values() {
   py::dict names;
   names["constant"] = static_cast<int>(FirstValueKind::kConstant);
@@ -140,6 +148,8 @@ void bind_constants(py::module_& m) {
   m.attr("DTYPES") = read_only(dtypes());
   m.attr("RULES") = read_only(rules());
   m.attr("ROW_RULES") = read_only(row_rules());
+  m.attr("REDUCTIONS") = read_only(reductions());
+  m.attr("MAX_SORTED") = kMaxSorted;
   m.attr("FIRST_VALUES") = read_only(first_values());
   m.attr("MAX_ROW_DIM") = kMaxRowDim;
   m.attr("EVICTIONS") = read_only(evictions());

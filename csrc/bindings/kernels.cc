@@ -128,6 +128,14 @@ std::vector<Contribution> hold_contributions(HeldRanges& held,
   return contributions;
 }
 
+// (zeros, dropped at either end)
+using GivenSorted = std::pair<uint32_t, uint32_t>;
+
+std::optional<Sorted> as_sorted(const std::optional<GivenSorted>& given) {
+  if (!given) return std::nullopt;
+  return Sorted{given->first, given->second};
+}
+
 void check_hyper(int rule, const HyperByName& hyper, int dtype) {
   const auto kind = static_cast<RuleKind>(rule);
   parse_hyper(kind, hyper);
@@ -138,6 +146,7 @@ void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t s
                            const py::object& value, const StateByName& state,
                            const std::vector<GivenContribution>& contributions, double divisor,
                            int dtype, const std::map<std::string, bool>& first, double scale,
+                           const std::optional<GivenSorted>& sorted,
                            const std::optional<std::string>& instruction_set) {
   const auto kind = static_cast<RuleKind>(rule);
   const Hyper hyper = parse_hyper(kind, hyper_by_name);
@@ -158,13 +167,14 @@ void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t s
   update.contributions = held_contributions;
   update.divisor = divisor;
   update.scale = scale;
+  update.sorted = as_sorted(sorted);
   check_update(update);
   const py::gil_scoped_release release;
   kernels.reduce_update(update);
 }
 
 double reduced_squares_of(int64_t num_elems, const std::vector<GivenContribution>& contributions,
-                          double divisor, int dtype,
+                          double divisor, int dtype, const std::optional<GivenSorted>& sorted,
                           const std::optional<std::string>& instruction_set) {
   if (num_elems < 0) {
     throw Error(ErrorCode::BAD_ARGUMENT,
@@ -179,6 +189,7 @@ double reduced_squares_of(int64_t num_elems, const std::vector<GivenContribution
       hold_contributions(held, contributions, update.dtype, static_cast<size_t>(num_elems));
   update.contributions = held_contributions;
   update.divisor = divisor;
+  update.sorted = as_sorted(sorted);
   check_reduction(update);
   const py::gil_scoped_release release;
   return kernels.reduced_squares(update);
@@ -217,10 +228,11 @@ void bind_kernels(py::module_& m) {
   m.def("reduce_update", &reduce_update_by_name, py::arg("rule"), py::arg("hyper"), py::kw_only(),
         py::arg("step"), py::arg("value"), py::arg("state"), py::arg("contributions"),
         py::arg("divisor"), py::arg("dtype"), py::arg("first") = std::map<std::string, bool>(),
-        py::arg("scale") = 1.0, py::arg("instruction_set") = py::none());
+        py::arg("scale") = 1.0, py::arg("sorts") = py::none(),
+        py::arg("instruction_set") = py::none());
   m.def("reduced_squares", &reduced_squares_of, py::kw_only(), py::arg("num_elems"),
         py::arg("contributions"), py::arg("divisor"), py::arg("dtype"),
-        py::arg("instruction_set") = py::none());
+        py::arg("sorts") = py::none(), py::arg("instruction_set") = py::none());
   m.def("convert", &convert_ranges, py::arg("source"), py::arg("from_dtype"),
         py::arg("destination"), py::arg("to_dtype"), py::kw_only(),
         py::arg("instruction_set") = py::none());

@@ -27,7 +27,8 @@ using PresentTensors = std::map<uint32_t, std::vector<std::pair<uint64_t, uint64
 
 Decision make_decision(uint64_t number, bool skip, double divisor,
                        const std::vector<MemberTuple>& members, GroupHypers hypers,
-                       PresentTensors present, bool early, bool needs_scale) {
+                       PresentTensors present, bool early, bool needs_scale, bool averages,
+                       const std::vector<double>& loss_scales) {
   if (early && needs_scale) {
     throw Error(ErrorCode::BAD_ARGUMENT,
                 "decision " + std::to_string(number) +
@@ -48,7 +49,15 @@ Decision make_decision(uint64_t number, bool skip, double divisor,
                                              std::to_string(present.begin()->first) +
                                              " has gradients, but is not a member");
   }
-  return Decision(number, skip, divisor, std::move(made), std::move(hypers), open);
+  if (!loss_scales.empty() && loss_scales.size() != made.size()) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "decision " + std::to_string(number) + ": " + std::to_string(loss_scales.size()) +
+                    " loss scales of " + std::to_string(made.size()) + " members");
+  }
+  for (size_t i = 0; i < loss_scales.size(); ++i) {
+    made[i].loss_scale = static_cast<float>(loss_scales[i]);
+  }
+  return Decision(number, skip, divisor, std::move(made), std::move(hypers), open, averages);
 }
 
 void expect(bool fits, const Frame& frame, const char* expected) {
@@ -109,15 +118,17 @@ RowsSpec rows_spec(const std::optional<RowsTuple>& rows) {
 
 void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,
             bool zeros, const std::vector<std::pair<Key, uint64_t>>& slices,
-            const std::optional<RowsTuple>& rows) {
+            const std::optional<RowsTuple>& rows, const std::pair<uint8_t, uint32_t>& reduction) {
   const py::gil_scoped_release no_gil;
-  TensorDefinition definition{.tensor_id = tensor_id,
-                              .dtype = static_cast<DType>(dtype),
-                              .rule = static_cast<RuleKind>(rule),
-                              .group = group,
-                              .zeros = zeros,
-                              .slices = {},
-                              .rows = rows_spec(rows)};
+  TensorDefinition definition{
+      .tensor_id = tensor_id,
+      .dtype = static_cast<DType>(dtype),
+      .rule = static_cast<RuleKind>(rule),
+      .group = group,
+      .zeros = zeros,
+      .slices = {},
+      .rows = rows_spec(rows),
+      .reduction = {static_cast<ReductionKind>(reduction.first), reduction.second}};
   for (const auto& [key, num_elems] : slices) definition.slices.push_back({key, num_elems});
   shard.define(definition);
 }
@@ -338,7 +349,8 @@ void bind_table(py::module_& m) {
   py::classh<Decision>(m, "Decision", py::is_final())
       .def(py::init(&make_decision), py::arg("number"), py::arg("skip"), py::arg("divisor"),
            py::arg("members"), py::arg("hypers"), py::arg("present"), py::arg("early") = false,
-           py::arg("needs_scale") = false)
+           py::arg("needs_scale") = false, py::arg("averages") = true,
+           py::arg("loss_scales") = std::vector<double>())
       .def_property_readonly("number", &Decision::number);
 
   py::classh<Shard>(m, "Shard", py::is_final())
@@ -351,7 +363,7 @@ void bind_table(py::module_& m) {
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)
       .def("define", &define, py::arg("tensor_id"), py::kw_only(), py::arg("dtype"),
            py::arg("rule"), py::arg("group"), py::arg("zeros"), py::arg("slices"),
-           py::arg("rows") = py::none())
+           py::arg("rows") = py::none(), py::arg("reduction") = std::pair<uint8_t, uint32_t>(0, 0))
       .def("drop", &Shard::drop, py::arg("tensor_id"), no_gil)
       .def("admit", &admit_frame, py::arg("frame"))
       .def("stage", &stage, py::arg("frame"))

@@ -143,6 +143,33 @@ constexpr bool is_of_rows(RuleKind kind) {
   return kind >= RuleKind::kSparseSgd;
 }
 
+// What becomes of the contributions to a tensor before its rule sees them: how one of them that is far from the others
+// counts. The last two are of each element by itself (kernels/sorted.h).
+enum class ReductionKind : uint8_t {
+  kMean = 0,  // the weighted sum, divided
+  kMedian = 1,
+  kTrimmedMean = 2,  // of those that are left without so many of the lowest and of the highest
+};
+inline constexpr ReductionKind kLastReduction = ReductionKind::kTrimmedMean;
+
+struct Reduction {
+  ReductionKind kind = ReductionKind::kMean;
+  uint32_t trim = 0;  // kTrimmedMean: how many are dropped at either end, if any are left then
+
+  bool operator==(const Reduction&) const = default;
+
+  constexpr bool sorts() const { return kind != ReductionKind::kMean; }
+  // Of `num_members`, at either end: all but the middle one or two, or as many as were asked for.
+  constexpr uint32_t num_dropped(uint32_t num_members) const {
+    const uint32_t most = num_members == 0 ? 0 : (num_members - 1) / 2;
+    return kind == ReductionKind::kTrimmedMean && trim < most ? trim : most;
+  }
+};
+
+// The most members of a decision that a tensor can be sorted over: what bounds the memory that it takes on a thread's
+// stack, to 64 KiB.
+inline constexpr uint32_t kMaxSorted = 256;
+
 // The id of a slice: tensor id in the high 40 bits, index of the slice in the low 24.
 using Key = uint64_t;
 constexpr int kSliceIndexBits = 24;

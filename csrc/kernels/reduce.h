@@ -1,5 +1,5 @@
-// The gradient of one block of a slice: the weighted sum of the contributions in rank order, divided
-// and scaled.
+// The gradient of one block of a slice: the weighted sum of the contributions in rank order, or of those that are left
+// of them once each element is sorted, divided and scaled.
 //
 // How a few contributions are added is `Sums`: ElementSums, or what an instruction set has of its own.
 //
@@ -7,24 +7,16 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <span>
 
 #include "kernels/elements.h"
+#include "kernels/sorted.h"
 #include "kernels/sums.h"
 #include "kernels/update.h"
 
 namespace psstore {
 namespace {
-
-// -0 and not +0 is what added to any x gives x: +0 + -0 would lose the sign.
-template <class T>
-constexpr std::array<T, kBlockElems> kNothing = [] {
-  std::array<T, kBlockElems> nothing{};
-  nothing.fill(-T(0));
-  return nothing;
-}();
 
 // How many at the front are added in one pass: 8, 4, 2 or 1 of one dtype.
 inline size_t group_size(std::span<const Contribution> contributions) {
@@ -62,7 +54,7 @@ void reduce_block(const SliceUpdate& update, double scale, int64_t begin, int64_
 // Where the gradient of the slice can be read as it came, without a sum.
 template <class T>
 const std::byte* sole_gradient(const SliceUpdate& update) {
-  if (update.contributions.size() != 1 || update.divisor != 1.0) return nullptr;
+  if (update.contributions.size() != 1 || update.divisor != 1.0 || update.sorted) return nullptr;
   const Contribution& sole = update.contributions.front();
   if (sole.dtype != update.dtype || sole.weight != 1.0F) return nullptr;
   return static_cast<const std::byte*>(sole.data);
@@ -73,7 +65,8 @@ const std::byte* sole_gradient(const SliceUpdate& update) {
 template <class Sums, class T>
 AddBlock<T> pass_of(const SliceUpdate& update) {
   const std::span<const Contribution> all = update.contributions;
-  if (all.empty() || is_encoding(all.front().dtype) || group_size(all) < all.size()) return nullptr;
+  if (all.empty() || update.sorted) return nullptr;
+  if (is_encoding(all.front().dtype) || group_size(all) < all.size()) return nullptr;
   return Sums::chosen(all, static_cast<T>(update.divisor));
 }
 
@@ -81,6 +74,10 @@ AddBlock<T> pass_of(const SliceUpdate& update) {
 inline int64_t short_block_elems(std::span<const Contribution> all) {
   const bool is_wide = all.size() == 8 && all.front().dtype == DType::kFloat32;
   return is_wide ? kShortestBlockElems : kShortBlockElems;
+}
+
+inline int64_t long_block_elems(const SliceUpdate& update) {
+  return update.sorted ? sorted_block_elems(num_members(update)) : kBlockElems;
 }
 
 // The gradient of a slice, times `scale`, a block at a time.
@@ -92,7 +89,8 @@ class BlockGradient {
         scale_(scale),
         sole_(scale == 1.0 ? sole_gradient<T>(update) : nullptr),
         add_(sole_ == nullptr ? pass_of<Sums, T>(update) : nullptr),
-        block_elems_(add_ == nullptr ? kBlockElems : short_block_elems(update.contributions)) {}
+        block_elems_(add_ == nullptr ? long_block_elems(update)
+                                     : short_block_elems(update.contributions)) {}
 
   // How many elements to ask for at once.
   int64_t block_elems() const { return block_elems_; }
@@ -104,6 +102,8 @@ class BlockGradient {
       add_({kNothing<T>.data(), reduced_, begin, count, static_cast<T>(update_.divisor),
             static_cast<T>(scale_)},
            update_.contributions.data(), update_.num_elems);
+    } else if (update_.sorted) {
+      reduce_sorted<Sums>(update_, scale_, begin, count, reduced_, entries_);
     } else {
       reduce_block<Sums>(update_, scale_, begin, count, reduced_, entries_);
     }

@@ -4,6 +4,7 @@
 // Included only by reduce.h: see loops.h for why everything is in an unnamed namespace.
 #pragma once
 
+#include <array>
 #include <span>
 
 #include "kernels/codec_decode.h"
@@ -12,6 +13,14 @@
 
 namespace psstore {
 namespace {
+
+// -0 and not +0 is what added to any x gives x: +0 + -0 would lose the sign.
+template <class T>
+constexpr std::array<T, kBlockElems> kNothing = [] {
+  std::array<T, kBlockElems> nothing{};
+  nothing.fill(-T(0));
+  return nothing;
+}();
 
 // Contributions that are added in one pass.
 constexpr size_t kLargestGroup = 8;

@@ -43,6 +43,14 @@ void check_reduction(const SliceUpdate& update) {
              " does not fit a tensor of dtype " + std::to_string(static_cast<int>(update.dtype)));
     }
   }
+  if (!update.sorted) return;
+  const auto [num_zeros, num_dropped] = *update.sorted;
+  const uint64_t num_members = update.contributions.size() + num_zeros;
+  if (num_members > kMaxSorted || 2 * uint64_t{num_dropped} >= num_members) {
+    broken("of " + std::to_string(num_members) + " members " + std::to_string(num_dropped) +
+           " are to be dropped at either end; some have to be left, and at most " +
+           std::to_string(kMaxSorted) + " can be sorted");
+  }
 }
 
 void check_update(const SliceUpdate& update) {

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "core/types.h"
@@ -30,6 +31,14 @@ constexpr bool accepts_contribution(DType tensor, DType contribution) {
          (tensor == DType::kFloat32 && contribution != DType::kFloat64);
 }
 
+// In place of the weighted sum: each element by itself is sorted over the members of a decision, w*g of those who
+// contribute and zeros of the others, in the total order of IEEE 754 (so a NaN is beyond the infinity of its sign),
+// and without as many of the lowest and of the highest summed in ascending order.
+struct Sorted {
+  uint32_t num_zeros = 0;
+  uint32_t num_dropped = 0;  // at either end
+};
+
 struct SliceUpdate {
   RuleKind rule = RuleKind::kAssign;
   const Hyper* hyper = nullptr;   // not read by assign and add; may then be null
@@ -37,7 +46,8 @@ struct SliceUpdate {
   DType dtype = DType::kFloat32;  // of value and state: kFloat32 or kFloat64
   int64_t num_elems = 0;
   std::span<const Contribution> contributions;  // in rank order; none at all counts as zero
-  double divisor = 1.0;                         // of the weighted sum
+  double divisor = 1.0;                         // of the sum
+  std::optional<Sorted> sorted = {};            // unset: the sum is of all, in rank order
   // Multiplies the reduced gradient after the division, with one rounding of its own; 1 leaves it
   // untouched bit for bit. Clipping sets it (docs/update_rules.md).
   double scale = 1.0;
@@ -53,16 +63,17 @@ struct SliceUpdate {
 inline constexpr int64_t kFetchedAheadBytes = 2048;
 
 // g = (w0*g0 + w1*g1 + ...) / divisor * scale, each product, sum and quotient rounded once; then
-// (value_out, state) = rule(value_in, state, g).
-// REQUIRES: accepts_contribution() of each; state memory for each slot in state_layout().
+// (value_out, state) = rule(value_in, state, g). With `sorted` the sum is what that says.
+// REQUIRES: accepts_contribution() of each; state memory for each slot in state_layout(); of `sorted` at most
+// kMaxSorted members, of whom some are left.
 // Throws Error(INTERNAL) before it writes anything if the caller broke that; else does not fail.
 void reduce_update(const SliceUpdate& update);
 
 // The sum of the squares of (w0*g0 + w1*g1 + ...) / divisor, that is of the gradient as reduce_update()
 // has it before the scale, rounded to the tensor's dtype; squared and summed in float64. Not finite if
 // one of the elements is not, or if the sum is too large for float64. Reads dtype, num_elems,
-// contributions and divisor of `update` and nothing else.
-// REQUIRES and throws: what reduce_update() does of these four.
+// contributions, divisor and sorted of `update` and nothing else.
+// REQUIRES and throws: what reduce_update() does of these.
 double reduced_squares(const SliceUpdate& update);
 
 // `num_elems` elements of `from` at `source` to `to` at `destination`, rounded to nearest even as torch's

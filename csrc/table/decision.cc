@@ -29,13 +29,14 @@ bool Member::has(uint64_t tensor_id) const {
 }
 
 Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Member> members,
-                   GroupHypers hypers, Open open)
+                   GroupHypers hypers, Open open, bool averages)
     : number_(number),
       skip_(skip),
       divisor_(divisor),
       members_(std::move(members)),
       hypers_(std::move(hypers)),
-      open_(skip ? Open::kNothing : open) {
+      open_(skip ? Open::kNothing : open),
+      averages_(averages) {
   if (number_ == 0) refuse(number_, "numbers begin with 1");
   if (!std::isfinite(divisor_) || divisor_ == 0) {
     refuse(number_, "can't divide by " + std::to_string(divisor_));
@@ -49,6 +50,10 @@ Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Membe
     if (!std::isfinite(member.weight)) {
       refuse(number_,
              "the weight of rank " + std::to_string(member.origin.rank) + " is not finite");
+    }
+    if (!std::isfinite(member.loss_scale) || member.loss_scale <= 0) {
+      refuse(number_, "the loss scale of rank " + std::to_string(member.origin.rank) + " is " +
+                          std::to_string(member.loss_scale));
     }
     if (!is_ascending(member.present)) {
       refuse(number_, "the ranges of rank " + std::to_string(member.origin.rank) +

@@ -27,9 +27,12 @@ struct Origin {
 
 struct Member {
   Origin origin;
-  float weight = 1.0F;
+  float weight = 1.0F;  // of its contribution in a sum
   // Tensors that it has a gradient for: inclusive ranges of ids, ascending and disjoint.
   std::vector<std::pair<uint64_t, uint64_t>> present;
+  // By which its contribution is larger than its gradient; `weight` is divided by it already. Where members are
+  // sorted, and nobody's weight counts, it is what is left of that.
+  float loss_scale = 1.0F;
 
   bool has(uint64_t tensor_id) const;
 };
@@ -47,17 +50,19 @@ enum class Open : uint8_t {
 
 class Decision {
  public:
-  // `members` in ascending rank order. A skip leaves nothing open, whatever `open` says.
+  // `members` in ascending rank order. A skip leaves nothing open, whatever `open` says. `averages`: the divisor makes
+  // a mean of the sum.
   // Throws Error(BAD_ARGUMENT) for a number of 0, members or ranges out of order, a weight that is not
-  // finite, a divisor that can't divide.
+  // finite, a divisor or a loss scale that can't divide.
   Decision(uint64_t number, bool skip, double divisor, std::vector<Member> members,
-           GroupHypers hypers, Open open = Open::kNothing);
+           GroupHypers hypers, Open open = Open::kNothing, bool averages = true);
 
   uint64_t number() const { return number_; }
   bool skip() const { return skip_; }
   bool early() const { return open_ == Open::kContributions; }
   bool needs_scale() const { return open_ == Open::kScale; }
   double divisor() const { return divisor_; }
+  bool averages() const { return averages_; }
   const std::vector<Member>& members() const { return members_; }
   const GroupHypers& hypers() const { return hypers_; }
 
@@ -71,6 +76,7 @@ class Decision {
   std::vector<Member> members_;
   GroupHypers hypers_;
   Open open_;
+  bool averages_;
 };
 
 // A decision together with what slots need to take its step: its hyper-parameters as the kernels take

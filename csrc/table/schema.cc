@@ -89,6 +89,23 @@ void check_rows(const TensorDefinition& definition) {
   check_bounds(id, bounds);
 }
 
+void check_reduction(const TensorDefinition& definition) {
+  const auto [kind, trim] = definition.reduction;
+  const bool trims = kind == ReductionKind::kTrimmedMean;
+  if (kind > kLastReduction || trims != (trim != 0)) {
+    refuse_tensor(definition.tensor_id,
+                  "there is no reduction " + std::to_string(static_cast<int>(kind)) +
+                      " that drops " + std::to_string(trim) + " at either end");
+  }
+  const bool is_reduced = applies_by_decision(definition.rule) && !is_of_rows(definition.rule);
+  if (definition.reduction.sorts() && !is_reduced) {
+    refuse_tensor(
+        definition.tensor_id,
+        "only what is trained and no table can be sorted over workers, and its rule is number " +
+            std::to_string(static_cast<int>(definition.rule)));
+  }
+}
+
 // A partition takes contributions, and values of some of its rows, which travel likewise.
 ErrorCode check_rows_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
   const bool is_taken = kind == WriteKind::kPush || kind == WriteKind::kAssign;
@@ -111,6 +128,7 @@ void TensorDefinition::check() const {
     refuse_tensor(tensor_id, "there is no update rule " + std::to_string(static_cast<int>(rule)));
   }
   check_rows(*this);
+  check_reduction(*this);
   const uint64_t max_elems = kMaxSliceBytes / dtype_bytes(dtype);
   std::unordered_set<Key> keys;
   for (const SliceSpec& slice : slices) {
@@ -130,7 +148,7 @@ void TensorDefinition::check() const {
 }
 
 SlotSpec TensorDefinition::slot(const SliceSpec& slice) const {
-  return {slice.key, slice.num_elems, dtype, rule, group, rows};
+  return {slice.key, slice.num_elems, dtype, rule, group, rows, reduction};
 }
 
 ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry) {

@@ -42,6 +42,7 @@ struct SlotSpec {
   RuleKind rule = RuleKind::kAssign;
   uint32_t group = 0;  // whose hyper-parameters it takes
   RowsSpec rows = {};  // of a partition of a table, which has no elements of its own
+  Reduction reduction = {};
 
   bool has_rows() const { return is_of_rows(rule); }
   RowShape row_shape() const { return row_shape_of(rule, rows.dim, dtype, rows.bounds.evicts()); }
@@ -64,6 +65,7 @@ struct TensorDefinition {
   bool zeros = true;  // zero from the start; else without value until someone initialises it
   std::vector<SliceSpec> slices;  // of a table its partitions
   RowsSpec rows = {};
+  Reduction reduction = {};
 
   bool operator==(const TensorDefinition&) const = default;
 

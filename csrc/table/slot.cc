@@ -319,7 +319,8 @@ std::vector<Contribution> Slot::contributions(const Decision& decision) const {
     const StagedContribution* staged = staging_.find(member.origin);
     if (staged == nullptr) continue;
     const PayloadSlice& slice = staged->slice;
-    found.push_back({slice.data(), slice.dtype, member.weight, slice.num_bytes});
+    const float weight = spec_.reduction.sorts() ? 1 / member.loss_scale : member.weight;
+    found.push_back({slice.data(), slice.dtype, weight, slice.num_bytes});
   }
   return found;
 }
@@ -331,7 +332,18 @@ SliceUpdate Slot::reduction(const Decision& decision,
   update.num_elems = static_cast<int64_t>(spec_.num_elems);
   update.contributions = gradients;
   update.divisor = decision.divisor();
+  if (spec_.reduction.sorts()) sort_members(decision, update);
   return update;
+}
+
+// Whoever has no gradient counts as zeros, as in a sum: one that is alone with its gradient is outvoted, too.
+void Slot::sort_members(const Decision& decision, SliceUpdate& update) const {
+  const auto num_members = static_cast<uint32_t>(decision.members().size());
+  const uint32_t num_dropped = spec_.reduction.num_dropped(num_members);
+  const auto num_present = static_cast<uint32_t>(update.contributions.size());
+  update.sorted = {num_members - num_present, num_dropped};
+  update.divisor = num_members - 2 * num_dropped;
+  if (!decision.averages()) update.divisor /= num_members;
 }
 
 std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layout,

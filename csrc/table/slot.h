@@ -284,6 +284,7 @@ class Slot {
   std::vector<Contribution> contributions(const Decision& decision) const;
   // The reduction of them: what a step and a sum of squares have in common.
   SliceUpdate reduction(const Decision& decision, std::span<const Contribution> gradients) const;
+  void sort_members(const Decision& decision, SliceUpdate& update) const;
   // The state buffers as the step may write to them, its own and new ones.
   std::array<State, kMaxStates> writable_state(const StateLayout& layout, Backend& backend);
   Change step(const PendingDecision& pending, Backend& backend);

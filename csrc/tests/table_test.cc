@@ -52,6 +52,35 @@ TEST(TensorDefinitionTest, RefusesWhatCannotBeStored) {
   refused({1, DType::kFloat64, RuleKind::kSgd, 0, true, {{key, uint64_t{1} << 29}}});
 }
 
+TEST(TensorDefinitionTest, RefusesReductionsThatThereAreNotOrThatTheRuleHasNot) {
+  const auto defined = [](RuleKind rule, Reduction reduction) {
+    TensorDefinition{1, DType::kFloat32, rule, 0, true, {}, {}, reduction}.check();
+  };
+  const auto refused = [&](RuleKind rule, Reduction reduction) {
+    return error_of(ErrorCode::BAD_ARGUMENT, [&] { defined(rule, reduction); });
+  };
+  defined(RuleKind::kSgd, {ReductionKind::kMedian, 0});
+  defined(RuleKind::kReduce, {ReductionKind::kTrimmedMean, 2});
+  refused(RuleKind::kSgd, {static_cast<ReductionKind>(3), 0});
+  refused(RuleKind::kSgd, {ReductionKind::kMean, 1});
+  refused(RuleKind::kSgd, {ReductionKind::kMedian, 1});
+  refused(RuleKind::kSgd, {ReductionKind::kTrimmedMean, 0});
+  refused(RuleKind::kAssign, {ReductionKind::kMedian, 0});
+  refused(RuleKind::kAdd, {ReductionKind::kMedian, 0});
+}
+
+TEST(ReductionTest, DropsAsManyAsLeaveSome) {
+  const auto dropped = [](Reduction reduction) {
+    std::vector<uint32_t> of;
+    for (uint32_t members = 1; members <= 6; ++members)
+      of.push_back(reduction.num_dropped(members));
+    return of;
+  };
+  EXPECT_EQ(dropped({ReductionKind::kMedian, 0}), (std::vector<uint32_t>{0, 0, 1, 1, 2, 2}));
+  EXPECT_EQ(dropped({ReductionKind::kTrimmedMean, 1}), (std::vector<uint32_t>{0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(dropped({ReductionKind::kTrimmedMean, 2}), (std::vector<uint32_t>{0, 0, 1, 1, 2, 2}));
+}
+
 TEST(TensorDefinitionTest, SaysWhichWritesFit) {
   const SlotSpec single{make_key(1, 0), 2, DType::kFloat32, RuleKind::kSgd, 0};
   const SlotSpec twice{make_key(2, 0), 2, DType::kFloat64, RuleKind::kAssign, 0};

@@ -43,6 +43,8 @@ EVICTIONS: Mapping[str, int]  # "lru", "lfu", "ttl" -> number
 ADMISSIONS: Mapping[str, int]  # "always", "after", "probability" -> number
 MAX_TTL: int
 MAX_ADMIT_AFTER: int
+REDUCTIONS: Mapping[str, int]  # "mean", "median", "trimmed_mean" -> number
+MAX_SORTED: int  # members of a decision
 FIRST_VALUES: Mapping[str, int]  # "constant", "uniform", "normal" -> number
 MAX_ROW_DIM: int  # elements of a row
 STATES: Mapping[str, tuple[str | None, ...]]  # rule name -> names of its state buffers by slot (part = slot + 1)
@@ -695,12 +697,15 @@ class Decision:
         present: Mapping[int, Sequence[tuple[int, int]]],
         early: bool = False,
         needs_scale: bool = False,
+        averages: bool = True,
+        loss_scales: Sequence[float] = ...,
     ) -> None:
         """`members`: (rank, incarnation, round, weight), in rank order.
         `hypers`: parameter group -> hyper-parameters by name (all that the rule needs).
         `present`: rank -> ids of the tensors that it has a gradient for, as ascending ranges (first, last).
         `early`: contributions may come after it; each slice takes the step when its last one is there.
-        `needs_scale`: slices take the step once `Shard.set_scale` was called."""
+        `needs_scale`: slices take the step once `Shard.set_scale` was called.
+        `averages`: the divisor makes a mean of the sum. `loss_scales`: of the members; none: 1 of each."""
     number: int
 
 @final
@@ -755,10 +760,12 @@ class Shard:
         zeros: bool,
         slices: Sequence[tuple[int, int]],
         rows: tuple[int, int, float, float, int, tuple[int, int, int, int, int, float]] | None = None,
+        reduction: tuple[int, int] = (0, 0),
     ) -> None:
         """Creates the slots of this shard's slices: (key, num_elems) each. Idempotent.
         `rows`: of a table, whose slices are partitions: dim; of first values their kind, a, b and seed; bounds: most
         rows of a partition, eviction and its ttl, admission, its contributions and its probability.
+        `reduction`: of `REDUCTIONS`, and how many a trimmed mean drops at either end.
         `zeros`: the value is zero at once; else pulls say NOT_INITIALISED until `initialise`."""
     def drop(self, tensor_id: int) -> None: ...
 
@@ -1033,10 +1040,12 @@ def reduce_update(
     dtype: int,
     first: Mapping[str, bool] = ...,
     scale: float = 1.0,
+    sorts: tuple[int, int] | None = None,
     instruction_set: str | None = None,
 ) -> None:
     """The fused pass over one slice, in place. `contributions`: (data, dtype number, weight). `scale`: multiplies
-    the reduced gradient, with a rounding of its own."""
+    the reduced gradient, with a rounding of its own. `sorts`: each element is sorted over the contributions and so
+    many zeros, and without so many at either end summed."""
 
 def reduced_squares(
     *,
@@ -1044,6 +1053,7 @@ def reduced_squares(
     contributions: Sequence[tuple[_HasBuffer, int, float]],
     divisor: float,
     dtype: int,
+    sorts: tuple[int, int] | None = None,
     instruction_set: str | None = None,
 ) -> float:
     """Sum of squares of the reduced gradient in float64: the same bits on every instruction set."""

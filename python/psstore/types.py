@@ -131,6 +131,11 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """True: zero from the start. False: whoever created it will send the value."""
     rows: RowsSpec | None = None
     """What its rows are, if it is a table; then it has a rule of rows."""
+    reduction: str = "mean"
+    """What becomes of a round's gradients before the rule sees them: 'mean', or of each element the 'median' or the
+    'trimmed_mean' over the workers."""
+    trim: int = 0
+    """'trimmed_mean': how many of the lowest are dropped, and of the highest."""
 
     @property
     def num_elems(self) -> int:
@@ -168,6 +173,43 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"tensor {self.name!r}: {self.num_elems} elements, at most {MAX_TENSOR_ELEMS}")
         if not 0 <= self.group < 1 << 32:
             raise BadArgument(f"tensor {self.name!r}: group {self.group} is not in [0, 4294967296)")
+        self._check_reduction()
+
+    def _check_reduction(self) -> None:
+        if self.reduction not in _core.REDUCTIONS:
+            known = ", ".join(_core.REDUCTIONS)
+            raise BadArgument(f"tensor {self.name!r}: reduction {self.reduction!r} is not one of {known}")
+        if (self.reduction == "trimmed_mean") != (self.trim != 0) or not 0 <= self.trim <= _core.MAX_SORTED:
+            raise BadArgument(
+                f"tensor {self.name!r}: reduction {self.reduction!r} with trim {self.trim}; expected 'trimmed_mean'"
+                f" with 1 to {_core.MAX_SORTED}, the workers that are dropped at either end, or another one with 0"
+            )
+        if self.reduction != "mean" and (self.rows is not None or not applies_by_decision(self.rule)):
+            what = "a table's rows are" if self.rows is not None else f"what rule {self.rule!r} takes is"
+            raise BadArgument(
+                f"tensor {self.name!r}: reduction {self.reduction!r} is over the workers' gradients of a round, and"
+                f" {what} not sorted: leave it out, or give the tensor a rule of training"
+            )
+
+    def check_sorts(self, consistency: Consistency) -> None:
+        """Raises BadArgument if its reduction has no meaning among these workers: what one of them sends would count as
+        if it were a mean."""
+        if self.reduction == "mean":
+            return
+        asked = f"tensor {self.name!r}: reduction {self.reduction!r} is over the workers of a round, and"
+        workers = consistency.num_workers
+        if not consistency.lockstep:
+            raise BadArgument(
+                f"{asked} in mode {consistency.mode!r} each worker's gradient is a step of its own: start the store"
+                " with --mode sync or backup, or use reduction 'mean'"
+            )
+        if workers > _core.MAX_SORTED:
+            raise BadArgument(f"{asked} sorts at most {_core.MAX_SORTED} of them, not {workers}; use reduction 'mean'")
+        if workers <= 2 * self.trim:
+            raise BadArgument(
+                f"{asked} trim {self.trim} drops {2 * self.trim} of {workers}: use a trim of at most"
+                f" {(workers - 1) // 2}, reduction 'median', or at least {2 * self.trim + 1} workers"
+            )
 
 
 def record_bytes(spec: TensorSpec) -> int:

@@ -715,6 +715,14 @@ def test_loss_scale_is_taken_out_of_the_weight_and_not_of_the_divisor() -> None:
     assert (fact.divisor, fact.members[0].weight) == (3.0, 3.0 / 1024.0)
 
 
+def test_what_a_sorted_tensor_needs_beside_weights_is_in_the_decision() -> None:
+    first, second = workers(FakeStore(), 2)
+    waiting = first.commit(1, loss_scale=1024.0, average=False)
+    second.commit(1, weight=2.0)
+    (fact,) = decisions_in(first.committed(waiting))
+    assert (fact.loss_scales, fact.average) == ((1024.0, 1.0), False)
+
+
 @pytest.mark.parametrize("loss_scale", [0.0, -1.0, math.inf, math.nan, 1e300, 1e-300])
 def test_loss_scale_that_float32_can_not_hold_is_refused(loss_scale: float) -> None:
     (peer,) = workers(FakeStore(num_workers=1), 1)

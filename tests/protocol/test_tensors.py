@@ -8,7 +8,7 @@ from psstore import _core, errors
 from psstore.protocol.barriers import MAX_PASSED
 from psstore.protocol.schema_registry import SchemaRegistry
 from psstore.protocol.signing import Signer
-from psstore.types import Tensor, TensorSpec
+from psstore.types import UNBOUNDED, Consistency, Tensor, TensorSpec
 from psstore.wire import messages as m
 from tests.protocol.support import LIVENESS, FakeStore, Peer, carrying, failure_of, sgd, table_of, tensor_of
 
@@ -34,8 +34,9 @@ def test_same_tensor_created_twice_is_one() -> None:
         (sgd("w", dtype="float64"), errors.DTypeMismatch, "dtype float32 in the store, not float64"),
         (TensorSpec(name="w", shape=(4,), rule="add"), errors.RuleMismatch, "rule 'sgd' and group 0 in the store"),
         (sgd("w", group=1), errors.RuleMismatch, "not 'sgd' and 1"),
+        (sgd("w", reduction="median"), errors.RuleMismatch, "reduction 'mean' with trim 0 in the store, not 'median'"),
     ],
-    ids=["shape", "dtype", "rule", "group"],
+    ids=["shape", "dtype", "rule", "group", "reduction"],
 )
 def test_tensor_that_does_not_match_is_refused(asked: TensorSpec, error: type[errors.PsstoreError], words: str) -> None:
     peer = FakeStore().connect()
@@ -69,6 +70,44 @@ def test_group_has_one_rule() -> None:
     peer = FakeStore().connect()
     with pytest.raises(errors.RuleMismatch, match="parameter group 0 has rule 'sgd'; use another group"):
         peer.create(sgd("v"), TensorSpec(name="w", shape=(4,), rule="adam"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (sgd("w", reduction="mode"), "reduction 'mode' is not one of mean, median, trimmed_mean"),
+        (sgd("w", reduction="trimmed_mean"), "'trimmed_mean' with trim 0; expected 'trimmed_mean' with 1 to"),
+        (sgd("w", reduction="median", trim=1), "'median' with trim 1; expected"),
+        (sgd("w", reduction="trimmed_mean", trim=2), "trim 2 drops 4 of 4: use a trim of at most 1"),
+        (TensorSpec(name="w", shape=(4,), reduction="median"), "what rule 'assign' takes is not sorted"),
+        (TensorSpec(name="w", shape=(4,), rule="add", reduction="median"), "what rule 'add' takes is not sorted"),
+    ],
+)
+def test_reduction_that_has_no_meaning_is_refused(asked: TensorSpec, words: str) -> None:
+    peer = FakeStore(num_workers=4).connect()
+    with pytest.raises(errors.BadArgument, match=words):
+        peer.create(asked)
+    assert peer.control("DESCRIBE", m.Describe(), m.Described).tensors == ()
+
+
+@pytest.mark.parametrize(("staleness", "mode"), [(UNBOUNDED, "async"), (1, "ssp")])
+def test_reduction_over_the_workers_needs_rounds_of_several(staleness: int, mode: str) -> None:
+    peer = FakeStore(num_workers=4, quorum=1, staleness=staleness).connect()
+    with pytest.raises(errors.BadArgument, match=f"in mode '{mode}' .* --mode sync or backup"):
+        peer.create(sgd("w", reduction="median"))
+
+
+def test_reduction_over_more_workers_than_can_be_sorted_is_refused() -> None:
+    peer = FakeStore(num_workers=_core.MAX_SORTED + 1).connect()
+    with pytest.raises(errors.BadArgument, match=f"sorts at most {_core.MAX_SORTED} of them"):
+        peer.create(sgd("w", reduction="median"))
+
+
+def test_catalogue_that_these_workers_can_not_train_is_not_restored() -> None:
+    registry = SchemaRegistry(num_shards=1, signer=Signer(bytes(32)), consistency=Consistency(num_workers=2, quorum=2))
+    tensor = Tensor(id=1, spec=sgd("w", reduction="trimmed_mean", trim=1), slice_elems=4, shards=(0,))
+    with pytest.raises(errors.BadArgument, match="trim 1 drops 2 of 2"):
+        registry.restore([tensor], next_id=2, without_value=[])
 
 
 def test_overwritten_tensor_has_a_new_id_and_the_old_one_is_unknown() -> None:
@@ -158,7 +197,7 @@ def test_reply_that_no_frame_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tensor_that_can_not_fit_is_refused_before_it_is_cut() -> None:
-    registry = SchemaRegistry(num_shards=2, signer=Signer(bytes(32)), max_bytes=1 << 20)
+    registry = SchemaRegistry(num_shards=2, signer=Signer(bytes(32)), consistency=Consistency(), max_bytes=1 << 20)
     huge = TensorSpec(name="huge", shape=(1 << 36,), rule="assign")
     small = TensorSpec(name="small", shape=(1 << 17,), rule="assign")
     for specs in ((huge,), (small, huge)):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -68,9 +69,15 @@ def served(*flags: str, shards: int = 2, port: int = 0) -> Iterator[StoreProcess
 
 
 @contextlib.contextmanager
-def training(process: StoreProcess, rule: str = "sgd") -> Iterator[Store]:
+def training(process: StoreProcess, rule: str = "sgd", *, reduction: str = "median") -> Iterator[Store]:
+    """`reduction`: of the tensor 'b', which is refused if the store has another one."""
     with psstore.connect(process.url, wait_s=PATIENCE_S) as store:
-        store.create_many([TensorSpec(name=name, shape=shape, rule=rule) for name, shape in SHAPES.items()])
+        store.create_many(
+            [
+                TensorSpec(name=name, shape=shape, rule=rule, reduction=reduction if name == "b" else "mean")
+                for name, shape in SHAPES.items()
+            ]
+        )
         yield store
 
 
@@ -239,12 +246,13 @@ def test_what_is_written_while_workers_train_is_one_version(tmp_path: Path) -> N
 
 def test_a_device_s_shards_are_written_and_restored(tmp_path: Path) -> None:
     place, devices = str(tmp_path / "run"), ("--device", "fake:0?seed=1,fake:1?seed=2")
-    with served("--checkpoint", place, *devices, shards=3) as first, training(first, "adam") as store:
+    trained = partial(training, rule="adam", reduction="mean")
+    with served("--checkpoint", place, *devices, shards=3) as first, trained(first) as store:
         for number in (1, 2, 3):
             step(store, number, "adam")
         assert store.checkpoint() == 3
         at_three = everything(store)
-    with served("--restore", f"{place}@3", *devices) as second, training(second, "adam") as store:
+    with served("--restore", f"{place}@3", *devices) as second, trained(second) as store:
         assert everything(store) == at_three
 
 

@@ -47,11 +47,15 @@ class Training:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        store.create("w", shape=(ELEMS,), rule="sgd")
+        self.define()
         store.create("tally", shape=(4,), rule="add")
         self.steps = self.writes = self.undone = 0
         self.at: list[int] = []
         """Versions at which the store went on."""
+
+    def define(self) -> None:
+        """Once more it is a check: what differs from the store's is refused."""
+        self.store.create("w", shape=(ELEMS,), rule="sgd", reduction="median")
 
     def step(self) -> None:
         try:
@@ -75,6 +79,7 @@ class Training:
     def check(self) -> None:
         assert self.undone == 0
         assert self.store.version == self.steps
+        self.define()
         assert_array_equal(self.store.pull("w"), np.full(ELEMS, -self.steps, F32))
         tally = self.store.pull("tally")
         assert self.writes <= tally.min()

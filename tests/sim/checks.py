@@ -85,7 +85,8 @@ def losses_are_told_in_time(plan: Plan, history: History) -> None:
     latest_s = Liveness().silence_s + plan.rejoin_s + PROMPT_S
     for loss in history.losses:
         if loss.waited_s is None:
-            assert loss.last_seen_s >= plan.rejoin_s, f"{loss}, and workers have {plan.rejoin_s:g} s to come back"
+            patience = f"workers have {plan.rejoin_s:g} s to come back"
+            assert loss.last_seen_s >= plan.rejoin_s - SLACK_S, f"{loss}, and {patience}"
         elif loss.last_seen_s - loss.waited_s < soonest_s and not plan.mute_heartbeats:
             # It waited already when the other was given up.
             assert loss.last_seen_s <= latest_s, f"{loss} was not told when it was known"

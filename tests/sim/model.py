@@ -73,10 +73,15 @@ def specs(plan: Plan) -> list[TensorSpec]:
         *counters,
         TensorSpec(name="first", shape=(5, 7), rule="sgd", group=FLOATS, zeros=False),
         TensorSpec(name="second", shape=(3,), rule="sgd", group=FLOATS, zeros=False),
-        TensorSpec(name="third", shape=(20,), rule="adam", group=MOMENTS, zeros=False),
+        TensorSpec(name="third", shape=(20,), rule="adam", group=MOMENTS, zeros=False, reduction=reduction_of(plan)),
         TensorSpec(name="scalar", shape=(), rule="adam", group=MOMENTS, zeros=False),
         TensorSpec(name="empty", shape=(0, 4), rule="sgd", group=FLOATS, zeros=False),
     ]
+
+
+def reduction_of(plan: Plan) -> str:
+    """Of the third tensor: in some flavours the median of the workers, where they have rounds together."""
+    return "median" if plan.consistency.lockstep and plan.flavour % 2 == 0 else "mean"
 
 
 def noise(name: str, *numbers: int, size: int) -> Array:

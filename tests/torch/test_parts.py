@@ -153,6 +153,15 @@ def test_what_can_not_be_with_parts_is_refused(
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, model.named_parameters(), **options)
 
 
+def test_parts_of_which_each_has_one_contribution_have_no_median(
+    store: psstore.Store, mesh: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model = sharded(mesh)
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), "reduction": "median"}], lr=0.1)
+    with pytest.raises(UsageError, match="leave reduction out"):
+        DistributedOptimizer(optimizer, store, model.named_parameters())
+
+
 def test_optimizers_without_a_rule_can_not_step_parts(
     store: psstore.Store, mesh: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:

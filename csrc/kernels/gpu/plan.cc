@@ -62,6 +62,9 @@ void check_alignment(const SliceUpdate& update) {
 
 // Throws if the update breaks what a kernel of that purpose requires.
 void check_for(Purpose purpose, const SliceUpdate& update) {
+  if (update.sorted) {
+    throw Error(ErrorCode::INTERNAL, "slice update: no kernel of a GPU sorts contributions");
+  }
   if (purpose == Purpose::kSquares) return check_reduction(update);
   check_update(update);
   check_alignment(update);

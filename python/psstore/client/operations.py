@@ -69,6 +69,8 @@ class Operations:
         dtype: str | None = None,
         rule: str = "assign",
         group: int = 0,
+        reduction: str = "mean",
+        trim: int = 0,
         exist: Exist = "match",
     ) -> Coroutine[Any, Any, None]:
         """Creates a tensor with this first value, or of this shape with zeros.
@@ -76,15 +78,28 @@ class Operations:
         `dtype`: what it is stored as, 'float32' or 'float64' (default: the value's, float32 for half precision).
         `rule`: 'assign' or 'add' for plain storage, an update rule ('sgd', 'adam', …) for training.
         `group`: parameter group, whose hyper-parameters a commit names.
+        `reduction`: what becomes of a round's gradients before the rule sees them: 'mean', or of each element the
+        'median' or the 'trimmed_mean' over the workers, without the `trim` lowest and highest, so that a few of them
+        can't move it far; in modes 'sync' and 'backup'.
         `exist`: for a tensor of that name that is there already: 'match' keeps it and its value if shape, dtype,
-        rule and group are the same; 'error' raises TensorExists; 'overwrite' replaces it.
+        rule, group and reduction are the same; 'error' raises TensorExists; 'overwrite' replaces it.
 
         Raises ShapeMismatch, DTypeMismatch, RuleMismatch, TensorExists, BadArgument; nothing is created then.
         """
         given = None if value is None else seen([value])[0]
         one_of("exist", exist, get_args(Exist))
         number = whole("group", group)
-        return self._creating.create(name, given, shape=shape, dtype=dtype, rule=rule, group=number, exist=exist)
+        return self._creating.create(
+            name,
+            given,
+            shape=shape,
+            dtype=dtype,
+            rule=rule,
+            group=number,
+            reduction=text("reduction", reduction),
+            trim=whole("trim", trim),
+            exist=exist,
+        )
 
     def create_many(
         self,

@@ -161,6 +161,8 @@ def spec_for(
     dtype: str | None,
     rule: str,
     group: int,
+    reduction: str = "mean",
+    trim: int = 0,
 ) -> TensorSpec:
     """The spec that `create` asks for: shape and dtype come from the value, unless they are given."""
     if shape is None:
@@ -173,7 +175,16 @@ def spec_for(
         raise BadArgument(f"create {name!r}: shape is {shape!r}; expected integers, as in (3, 4)") from None
     if dtype is None:
         dtype = "float32" if value is None or value.dtype in HALVES else value.dtype
-    spec = TensorSpec(name=name, shape=dims, dtype=dtype, rule=rule, group=group, zeros=value is None)
+    spec = TensorSpec(
+        name=name,
+        shape=dims,
+        dtype=dtype,
+        rule=rule,
+        group=group,
+        zeros=value is None,
+        reduction=reduction,
+        trim=trim,
+    )
     spec.check()
     if value is not None:
         check_fit("create", spec, value)

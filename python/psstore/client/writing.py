@@ -247,11 +247,13 @@ class Creating:
         dtype: str | None,
         rule: str,
         group: int,
+        reduction: str,
+        trim: int,
         exist: Exist,
     ) -> None:
         (fetched,) = await self._writing.fetched([value])
         given = None if fetched is None else source(fetched, dtype=dtype or "float32")
-        spec = spec_for(name, given, shape=shape, dtype=dtype, rule=rule, group=group)
+        spec = spec_for(name, given, shape=shape, dtype=dtype, rule=rule, group=group, reduction=reduction, trim=trim)
         await self._create([spec], [given], exist=exist, offer=True)
 
     async def create_many(

@@ -70,7 +70,9 @@ class Coordinator:
             num_workers=consistency.num_workers, liveness=liveness, elastic=consistency.elastic
         )
         self.roster = Roster(self.membership, fewest=consistency.fewest)
-        self.schemas = SchemaRegistry(num_shards=num_shards, signer=signer, max_bytes=max_bytes)
+        self.schemas = SchemaRegistry(
+            num_shards=num_shards, signer=signer, consistency=consistency, max_bytes=max_bytes
+        )
         self.rounds = Rounds(
             consistency=consistency,
             membership=self.membership,

@@ -57,7 +57,7 @@ def make(
     """The record of a round. Workers and their commits are in rank order, which is the order of reduction; what is
     said once for all is said by the first."""
     members = []
-    divisor, skip, early = 0.0, False, False
+    divisor, skip, early, scaled = 0.0, False, False, False
     for worker, commit in zip(workers, commits, strict=True):
         members.append(
             Member(
@@ -71,6 +71,7 @@ def make(
         divisor += commit.weight
         skip = skip or commit.non_finite
         early = early or commit.early
+        scaled = scaled or commit.loss_scale != 1.0
     first = commits[0]
     return DecisionFact(
         number=number,
@@ -80,4 +81,6 @@ def make(
         hypers=hypers,
         early=early,
         max_norm=None if skip else first.max_norm,
+        average=first.average,
+        loss_scales=tuple([commit.loss_scale for commit in commits]) if scaled else (),
     )

@@ -17,7 +17,7 @@ from psstore.errors import (
 from psstore.partition.placement import Unplaced, place_tensors
 from psstore.partition.slicing import slice_elems
 from psstore.protocol.signing import Signer
-from psstore.types import ITEM_BYTES, Tensor, TensorSpec, applies_by_decision
+from psstore.types import ITEM_BYTES, Consistency, Tensor, TensorSpec, applies_by_decision
 from psstore.wire.messages import Create, Created, Described, DropFact, Dropped, Signed
 
 
@@ -32,9 +32,13 @@ class Group(NamedTuple):
 class SchemaRegistry:
     """Names to tensors. A definition never changes; an overwritten tensor gets a new id."""
 
-    def __init__(self, *, num_shards: int, signer: Signer, max_bytes: int | None = None) -> None:
-        """`max_bytes`: of all values together; None: each shard says for itself what it has no room for."""
+    def __init__(
+        self, *, num_shards: int, signer: Signer, consistency: Consistency, max_bytes: int | None = None
+    ) -> None:
+        """`consistency`: of those who train the tensors. `max_bytes`: of all values together; None: each shard says for
+        itself what it has no room for."""
         self._signer = signer
+        self._consistency = consistency
         self._max_bytes = max_bytes
         self._tensors: dict[str, Tensor] = {}
         self._signed: dict[str, Signed] = {}
@@ -109,8 +113,10 @@ class SchemaRegistry:
         return self._next_id
 
     def restore(self, tensors: Sequence[Tensor], *, next_id: int, without_value: Collection[int]) -> None:
-        """Begins with these tensors, of which some still want their first value. REQUIRES: there are none."""
+        """Begins with these tensors, of which some still want their first value. REQUIRES: there are none. Raises
+        BadArgument for one that can't be trained as it is defined."""
         for tensor in tensors:
+            tensor.spec.check_sorts(self._consistency)
             self._register(tensor)
         self._initialisers = dict.fromkeys(without_value)
         self._next_id = next_id
@@ -120,6 +126,7 @@ class SchemaRegistry:
     def _check(self, spec: TensorSpec, request: Create, groups: dict[int, str]) -> None:
         """`groups`: the rule of each group so far, this request's earlier tensors included."""
         spec.check()
+        spec.check_sorts(self._consistency)
         slice_elems(spec)
         if applies_by_decision(spec.rule) and groups.setdefault(spec.group, spec.rule) != spec.rule:
             raise RuleMismatch(
@@ -144,6 +151,11 @@ class SchemaRegistry:
             raise RuleMismatch(
                 f"tensor {spec.name!r} has rule {there.spec.rule!r} and group {there.spec.group} in the store,"
                 f" not {spec.rule!r} and {spec.group}; {advice}"
+            )
+        if (there.spec.reduction, there.spec.trim) != (spec.reduction, spec.trim):
+            raise RuleMismatch(
+                f"tensor {spec.name!r} has reduction {there.spec.reduction!r} with trim {there.spec.trim} in the store,"
+                f" not {spec.reduction!r} with {spec.trim}; {advice}"
             )
         if there.spec.rows != spec.rows:
             raise BadArgument(f"table {spec.name!r} has {there.spec.rows} in the store, not {spec.rows}; {advice}")

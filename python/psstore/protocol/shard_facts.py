@@ -104,6 +104,7 @@ class ShardFacts:
             zeros=spec.zeros,
             slices=mine,
             rows=None if spec.rows is None else _rows_to_core(spec.rows),
+            reduction=(_core.REDUCTIONS[spec.reduction], spec.trim),
         )
         self.tensors[tensor.id] = tensor
 
@@ -237,4 +238,6 @@ def _to_core(fact: m.DecisionFact) -> _core.Decision:
         {member.rank: member.present for member in members},
         fact.early,
         fact.max_norm is not None,
+        fact.average,
+        fact.loss_scales,
     )

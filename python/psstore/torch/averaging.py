@@ -12,6 +12,7 @@ import torch
 
 from psstore.errors import UsageError
 from psstore.torch.local_step import LocalStep
+from psstore.torch.param_groups import with_reduction
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.worker_step import check_lockstep
@@ -34,7 +35,8 @@ class Averaging(LocalStep):
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
-        specs = [one.spec("reduce", group=REDUCED_GROUP) for one in trained]
+        groups = training.optimizer.param_groups
+        specs = [with_reduction(one.spec("reduce", group=REDUCED_GROUP), groups[one.group]) for one in trained]
         create_tensors(training, specs, [one.parameter.detach() for one in trained])
         training.pull(trained)
         split_trained(training, trained)

@@ -47,7 +47,8 @@ class DiLoCo(DistributedOptimizer):
         every: steps after which each fragment has had a round.
         fragments: how many; 1 shares the whole model at once.
         outer: what the store steps with, over any parameters: its class says the rule, its first group the
-            hyper-parameters, which may be scheduled. None: SGD with lr 0.7 and Nesterov momentum 0.9, DiLoCo's.
+            hyper-parameters, which may be scheduled, and its 'reduction', as `DistributedOptimizer` has it. None: SGD
+            with lr 0.7 and Nesterov momentum 0.9, DiLoCo's.
         delay: steps that are taken while a round is under way, before its values are merged; 0 waits for them.
         merge: share of the new values in a parameter; the rest is what it is here. 1 takes them whole.
         weight: this learner's share in the mean, a number, or 'tokens': what `count` was given since the fragment's

@@ -22,7 +22,7 @@ from psstore.torch.fragments import Fragment, cut
 from psstore.torch.gradient_step import Hypers
 from psstore.torch.learner_processes import LearnerProcesses, SharedTensor
 from psstore.torch.local_step import LocalStep
-from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of
+from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of, with_reduction
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.warnings import quoted
@@ -37,7 +37,8 @@ class Learning:
     """How learners train together."""
 
     outer: torch.optim.Optimizer
-    """What the store steps with: its class, and the hyper-parameters of its first group as they are then."""
+    """What the store steps with: its class, its first group's hyper-parameters as they are then, and the reduction that
+    the group has at first."""
     every: int
     fragments: int
     delay: int
@@ -139,7 +140,8 @@ class LearnerStep(LocalStep):
         whole = self._processes.wholes(trained)
         fragments = cut(trained, whole, learning.fragments)
         chosen = {one.name: training.compression_of(of) for of, one in zip(trained, whole, strict=True)}
-        specs = [one.spec(learning.rule, group=training.first_group) for one in whole]
+        outer = learning.outer.param_groups[0]
+        specs = [with_reduction(one.spec(learning.rule, group=training.first_group), outer) for one in whole]
         values = self._gather(trained, whole)
         self._processes.ask(lambda: self._create(specs, values))
         self._push_codecs = {name: one.push for name, one in chosen.items() if one.push != "none"}

@@ -63,7 +63,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     requires a gradient: it joins in the next step then.
 
     Args:
-        optimizer: whose class says the update rule, and whose groups say the hyper-parameters.
+        optimizer: whose class says the update rule, and whose groups say the hyper-parameters. A group's 'reduction',
+            if it has one, says what becomes of the workers' gradients: 'mean', or of each element the 'median' or the
+            'trimmed_mean', without the lowest and the highest as many as its 'trim' says, so that a few workers that
+            send anything don't spoil the step. It is read when a parameter is first trained, and must be alike on
+            every worker. With either no `weight` counts. Modes 'sync' and 'backup' have it.
         store: a connected worker's `psstore.Store`. Several optimizers may share it: each step is a round.
         named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient. They may be
             DTensors, as fully_shard and parallelize_module make them, if all are: each worker trains its part then.

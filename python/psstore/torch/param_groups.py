@@ -1,5 +1,5 @@
-"""What an optimizer and its parameter groups say to the store: the update rule, its hyper-parameters, and the codecs
-that gradients and values travel in."""
+"""What an optimizer and its parameter groups say to the store: the update rule, its hyper-parameters, how gradients are
+reduced over the workers, and the codecs that they and values travel in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from psstore import _core
@@ -15,7 +16,7 @@ from psstore.errors import BadHyper, UsageError
 from psstore.hyper import HYPER_DEFAULTS, ROW_HYPER_DEFAULTS
 from psstore.torch.parameters import Trained
 from psstore.torch.warnings import dtype_name
-from psstore.types import complete_hyper
+from psstore.types import TensorSpec, complete_hyper
 
 RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "sgd",
@@ -119,6 +120,22 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
                 f" it in optimizer.param_groups (torch's default of {name!r} is {usual:g})"
             )
     return {name: float(named[name]) for name in known}
+
+
+def with_reduction(spec: TensorSpec, group: ParamGroup) -> TensorSpec:
+    """The tensor as that parameter group has it reduced over the workers. Raises UsageError."""
+    reduction, trim = group.get("reduction", "mean"), group.get("trim", 0)
+    if not isinstance(reduction, str) or not isinstance(trim, int):
+        raise UsageError(
+            f"a parameter group has reduction {reduction!r} and trim {trim!r}; expected 'mean', 'median' or"
+            " 'trimmed_mean', and of the last how many workers are dropped at either end"
+        )
+    return msgspec.structs.replace(spec, reduction=reduction, trim=trim)
+
+
+def may_sort(groups: Sequence[ParamGroup]) -> bool:
+    """Whether any parameter is reduced by more than a mean."""
+    return any(group.get("reduction", "mean") != "mean" for group in groups)
 
 
 def compression_for(one: Trained, groups: Sequence[ParamGroup], default: Compression) -> Compression:

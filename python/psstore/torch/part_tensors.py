@@ -15,7 +15,7 @@ import torch.distributed
 
 from psstore.client.rule_state import Restored, RuleState
 from psstore.errors import UnknownTensor, UsageError
-from psstore.torch.param_groups import has_rule, may_compress
+from psstore.torch.param_groups import has_rule, may_compress, may_sort
 from psstore.torch.parameters import Trained
 from psstore.torch.parts import (
     Box,
@@ -38,6 +38,11 @@ def check_trains_parts(training: Training) -> None:
         raise UsageError("parts of tensors are trained with overlap='auto' and exist='match': leave these out")
     if may_compress(optimizer.param_groups, training.compression):
         raise UsageError("parts of tensors travel as they are: leave compression out")
+    if may_sort(optimizer.param_groups):
+        raise UsageError(
+            "parts of tensors have one contribution each, and no workers to take a median of: leave reduction out of"
+            " the parameter groups"
+        )
     if not has_rule(optimizer):
         raise UsageError(
             f"the store has no rule for {type(optimizer).__qualname__}, and parts are stepped by the store alone: step"

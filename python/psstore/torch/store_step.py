@@ -10,7 +10,7 @@ import torch
 from psstore.torch.change_detection import ExternalUpdates
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
-from psstore.torch.param_groups import check_hyper, hyper_of, rule_of
+from psstore.torch.param_groups import check_hyper, hyper_of, rule_of, with_reduction
 from psstore.torch.parameters import Trained, mark_written
 from psstore.torch.part_tensors import create_parts
 from psstore.torch.training import Training, create_tensors, split_trained
@@ -76,8 +76,9 @@ class StoreStep(GradientStep):
 
     def _spec(self, one: Trained) -> TensorSpec:
         training = self._training
-        rule = rule_of(training.optimizer, training.optimizer.param_groups[one.group])
-        return one.spec(rule, group=training.first_group + one.group)
+        group = training.optimizer.param_groups[one.group]
+        rule = rule_of(training.optimizer, group)
+        return with_reduction(one.spec(rule, group=training.first_group + one.group), group)
 
     def _prepare(self) -> None:
         training = self._training

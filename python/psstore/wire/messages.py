@@ -74,6 +74,12 @@ class DecisionFact(Message, frozen=True, kw_only=True, tag="decision"):
     max_norm: float | None = None
     """Slices take the step once the `Scale` of this decision is known: it clips the global norm of the reduced
     gradient to this."""
+    average: bool = True
+    """The divisor makes a mean of the sum. Of a tensor whose members are sorted, where no weight counts, False has the
+    median or trimmed mean multiplied by the number of members."""
+    loss_scales: tuple[float, ...] = ()
+    """By which the members' contributions are larger than their gradients, which their weights say already; (): by
+    nothing."""
 
 
 class Scale(Message, frozen=True, kw_only=True, array_like=True):
