@@ -37,7 +37,7 @@ MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
     "a standby that has said that it never will leads": 97,
-    "one word is enough to lead": 213,
+    "one word is enough to lead": 867,
     "a quorum that has everybody waits on": 67,
     "nobody wakes up when the grace is over": 210,
     "early decisions are like any other": 18,
