@@ -397,7 +397,6 @@ RESHARD_MUTANTS: dict[str, tuple[str, Mutant]] = {
         "sync",
         _method(Standstill, "_is_handed_in", lambda self: True),
     ),
-    "a checkpoint that waits is asked for anew": ("sync", lambda: mock.patch.object(HandIns, "is_gathered", new=False)),
     "the store stands still in the middle of a round": (
         "sync",
         _method(Standstill, "_is_quiet", lambda self, has_gathered: True),

@@ -63,7 +63,6 @@ NOTICED_BY = {
     "who waits for slower workers is not let go at the end": 70,
     "a new life knows no end of everybody's": 228,
     "workers are to be where a shard is led at once": 178,
-    "a checkpoint that waits is asked for anew": 701894,
     "who lied goes on": 1,
     "members are in the order of arrival": 2,
     "rounds without a norm are not skipped": 4,
