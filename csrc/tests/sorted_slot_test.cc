@@ -6,8 +6,8 @@
 namespace psstore::testing {
 namespace {
 
-constexpr uint64_t kTensor = 7;
-constexpr Key kKey = make_key(kTensor, 0);
+constexpr uint64_t kSortedTensor = 7;
+constexpr Key kSortedKey = make_key(kSortedTensor, 0);
 constexpr Reduction kMedian{ReductionKind::kMedian, 0};
 
 class SortedSlotTest : public ::testing::Test {
@@ -16,7 +16,8 @@ class SortedSlotTest : public ::testing::Test {
   Floats reduced(Reduction reduction, const std::vector<Floats>& gradients,
                  std::vector<Member> members, double divisor = 1.0, bool averages = true) {
     const size_t num_elems = gradients.front().size();
-    Slot slot({kKey, num_elems, DType::kFloat32, RuleKind::kReduce, 0, {}, reduction}, 0, true);
+    Slot slot({kSortedKey, num_elems, DType::kFloat32, RuleKind::kReduce, 0, {}, reduction}, 0,
+              true);
     for (uint32_t rank = 0; rank < gradients.size(); ++rank) {
       slot.staging().offer({{rank, 1, 1}, slice_of(*backend, gradients[rank])});
     }
@@ -44,9 +45,9 @@ TEST_F(SortedSlotTest, TakesTheMeanOfWhatATrimLeaves) {
 }
 
 TEST_F(SortedSlotTest, CountsWhoHasNoGradientAsZeros) {
-  EXPECT_EQ(
-      reduced(kMedian, {{1e6F}}, {member(0, 1), member(1, 1, {kTensor}), member(2, 1, {kTensor})}),
-      (Floats{0}));
+  EXPECT_EQ(reduced(kMedian, {{1e6F}},
+                    {member(0, 1), member(1, 1, {kSortedTensor}), member(2, 1, {kSortedTensor})}),
+            (Floats{0}));
 }
 
 TEST_F(SortedSlotTest, KnowsNoWeightsButTakesLossScalesOut) {
@@ -64,7 +65,7 @@ TEST_F(SortedSlotTest, IsASumIfTheDecisionSaysSo) {
 }
 
 TEST_F(SortedSlotTest, HasTheNormOfWhatIsLeft) {
-  Slot slot({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0, {}, kMedian}, 0, true);
+  Slot slot({kSortedKey, 1, DType::kFloat32, RuleKind::kSgd, 0, {}, kMedian}, 0, true);
   const Floats gradients[] = {{1e6F}, {3}, {2}};
   for (uint32_t rank = 0; rank < 3; ++rank) {
     slot.staging().offer({{rank, 1, 1}, slice_of(*backend, gradients[rank])});
