@@ -10,7 +10,6 @@ core's second, of which that is the share.
 from __future__ import annotations
 
 import argparse
-import socket
 import time
 import urllib.request
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ import psstore
 from bench.command import Subject, run
 from bench.harness import cpu_seconds
 from bench.machine import machine
-from bench.processes import store_server
+from bench.processes import free_port, store_server
 from bench.report import Cell, Report, Table
 
 CASES = ((1, 1), (4, 8), (8, 32))
@@ -56,7 +55,7 @@ def measure(chosen: argparse.Namespace) -> Report:
 def _measured(shards: int, workers: int, seconds: int) -> tuple[float, float]:
     """Processor seconds per second: of all shards, more than without; and of the process that answers."""
     without, _ = _processor_s(shards, workers, seconds, None)
-    asked, answering = _processor_s(shards, workers, seconds, _free_port())
+    asked, answering = _processor_s(shards, workers, seconds, free_port())
     return max(0.0, asked - without) / seconds, answering / seconds
 
 
@@ -85,11 +84,6 @@ def _scrape_until(end: float, port: int | None) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
                 answer.read()
         time.sleep(max(0.0, began + 1.0 - time.monotonic()))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 SUBJECT = Subject("monitoring", __doc__.splitlines()[0], measure)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,12 @@ def store_server(transport: str, shards: int, *, workers: int = 1, options: Sequ
         finally:
             process.terminate()
             process.wait()
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:

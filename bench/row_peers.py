@@ -89,17 +89,7 @@ def fbgemm_turn(sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Tur
 
 def tensorflow_turn(sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Turn:
     """`gather`, and TensorFlow's Adagrad of rows. Raises ImportError."""
-    tf = tensorflow()
-    pull, push = tensorflow_table(tf, num_rows=num_rows, device="/device:CPU:0")
-    given = tf.constant(gradients)
-    turns = cycle([tf.constant(ids.astype(np.int64)) for ids in sets])
-
-    def step() -> None:
-        ids = next(turns)
-        pull(ids).numpy()
-        push(ids, given)
-
-    return partial(timed, step)
+    return partial(timed, tensorflow_step(sets, gradients, num_rows=num_rows, device="/device:CPU:0"))
 
 
 @cache
@@ -112,8 +102,9 @@ def tensorflow() -> Any:
     return tf
 
 
-def tensorflow_table(tf: Any, *, num_rows: int, device: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
-    """What pulls rows of a table on that device, and what steps them."""
+def tensorflow_step(sets: Sequence[Ids], gradients: Floats, *, num_rows: int, device: str) -> Callable[[], None]:
+    """Pulls rows of a table on that device, steps them, and waits for both. Raises ImportError."""
+    tf = tensorflow()
     with tf.device(device):
         rows, sums = (tf.Variable(tf.zeros((num_rows, DIM)), trainable=False) for _ in range(2))
 
@@ -130,7 +121,15 @@ def tensorflow_table(tf: Any, *, num_rows: int, device: str) -> tuple[Callable[[
             )
             return tf.constant(0)
 
-    return pull, push
+    given = tf.constant(gradients)
+    turns = cycle([tf.constant(ids.astype(np.int64)) for ids in sets])
+
+    def step() -> None:
+        ids = next(turns)
+        pull(ids).numpy()
+        push(ids, given).numpy()
+
+    return step
 
 
 def _as_torch(sets: Sequence[Ids]) -> list[torch.Tensor]:

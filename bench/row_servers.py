@@ -17,8 +17,8 @@ import numpy as np
 from bench.harness import Turn
 from bench.peers import ps_lite
 from bench.peers.raw_sockets import receive_all, send_all, tune
-from bench.processes import child
-from bench.row_peers import CORES, RowLoop, tensorflow, tensorflow_table
+from bench.processes import child, free_port
+from bench.row_peers import CORES, RowLoop, tensorflow, tensorflow_step
 from bench.row_work import DIM, EPS, RATE, Floats, Ids
 
 PULL, PUSH, DONE = b"<", b">", b"."
@@ -74,23 +74,16 @@ def _serve_loop(listener: socket.socket, num_ids: int, num_rows: int) -> None:
 def tensorflow_server(sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Iterator[Turn]:
     """Variables on a `tf.distribute.Server`, whose operations run there. Raises ImportError."""
     tf = tensorflow()
-    with socket.create_server(("127.0.0.1", 0)) as ending, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
-        with child(_serve_tensorflow, ending, port), socket.create_connection(ending.getsockname()) as link:
-            receive_all(link, memoryview(bytearray(1)))  # it listens
-            tf.config.experimental_connect_to_host(f"127.0.0.1:{port}", job_name="ps")
-            device = "/job:ps/replica:0/task:0/device:CPU:0"
-            pull, push = tensorflow_table(tf, num_rows=num_rows, device=device)
-            given = tf.constant(gradients)
-            turns = cycle([tf.constant(ids.astype(np.int64)) for ids in sets])
-
-            def step() -> None:
-                ids = next(turns)
-                pull(ids).numpy()
-                push(ids, given).numpy()
-
-            yield step
+    port = free_port()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as ending,
+        child(_serve_tensorflow, ending, port),
+        socket.create_connection(ending.getsockname()) as link,
+    ):
+        receive_all(link, memoryview(bytearray(1)))  # it listens
+        tf.config.experimental_connect_to_host(f"127.0.0.1:{port}", job_name="ps")
+        device = "/job:ps/replica:0/task:0/device:CPU:0"
+        yield tensorflow_step(sets, gradients, num_rows=num_rows, device=device)
 
 
 def _serve_tensorflow(ending: socket.socket, port: int) -> None:

@@ -197,14 +197,10 @@ def contest(num_ids: int, *, num_rows: int, rounds: int) -> Found:
     turns: dict[str, Turn] = {}
     absent: dict[str, str] = {}
     with contextlib.ExitStack() as ends:
-        for name, serve in SERVED.items():
+        for name, begin in {**SERVED, **IN_ONE_PROCESS}.items():
             try:
-                turns[name] = ends.enter_context(serve(sets, gradients, num_rows=num_rows))
-            except ImportError as missing:
-                absent[name] = str(missing)
-        for name, make in IN_ONE_PROCESS.items():
-            try:
-                turns[name] = make(sets, gradients, num_rows=num_rows)
+                begun: Any = begin(sets, gradients, num_rows=num_rows)
+                turns[name] = ends.enter_context(begun) if name in SERVED else begun
             except ImportError as missing:
                 absent[name] = str(missing)
         for where in ("local", "shm", "tcp"):

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.comparison import Role
+from bench.processes import free_port
 from bench.work import LEARNING_RATE, Work
 
 NAME = "ps-lite"
@@ -87,7 +87,7 @@ def servers(command: Sequence[str], num_workers: int, more: Mapping[str, str]) -
         "DMLC_NUM_WORKER": str(num_workers),
         "DMLC_NUM_SERVER": "1",
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(_free_port()),
+        "DMLC_PS_ROOT_PORT": str(free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
         **more,
     }
@@ -138,8 +138,3 @@ def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
             process.communicate(timeout=5)
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

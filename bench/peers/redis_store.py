@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ import numpy as np
 import redis
 
 from bench.comparison import Role
+from bench.processes import free_port
 from bench.work import Tensors, Work, memory, sgd, tensors
 
 NAME = "Redis"
@@ -40,7 +40,7 @@ def serve(work: Work, transport: str) -> Iterator[str]:
     """Yields the path of its unix socket, or tcp port."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "redis"
-        port = _free_port() if transport == "tcp" else 0
+        port = free_port() if transport == "tcp" else 0
         options = ["--save", "", "--appendonly", "no", "--port", str(port), "--unixsocket", str(path), "--dir", folder]
         process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
         try:
@@ -108,11 +108,6 @@ class RedisWorker:
     def _key(self, rank: int, name: str) -> str:
         """Of two rounds in turn: the others may still read what was set in the last one."""
         return f"{self._round % 2}/{rank}/{name}"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _wait_for(path: Path) -> None:
