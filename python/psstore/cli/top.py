@@ -48,15 +48,15 @@ def top(
 
     try:
         with connect(url or None, role="client", connect_timeout_s=CONNECT_S) as store:
-            shown = ""
+            clear = CLEAR
             for looks in watch(store, every):
                 lines = frame(looks[-2], looks[-1], long_ago=looks[0])
                 if once:
                     typer.echo("\n".join(lines))
                     return
                 screen = "".join(f"{_styled(line)}{REST_OF_LINE}\n" for line in lines)
-                typer.echo((HOME if shown else HOME + CLEAR) + screen + REST_OF_SCREEN, nl=False)
-                shown = screen
+                typer.echo(HOME + clear + screen + REST_OF_SCREEN, nl=False)
+                clear = ""
     except KeyboardInterrupt:
         return
     except PsstoreError as error:
@@ -86,9 +86,9 @@ def look(store: Store) -> Look:
 
 def frame(before: Look, now: Look, *, long_ago: Look | None = None) -> list[str]:
     """What is shown, in lines. `long_ago`: since when the histogram counts (default: `before`)."""
-    from psstore.launch.slowness import busy_shards, times_spent, who_and_why
+    from psstore.launch.slowness import busy_shards, seconds_between, times_spent, who_and_why
 
-    seconds = max(now.at_s - before.at_s, 1e-9)
+    seconds = seconds_between(before, now)
     status = now.status
     speed = (status.version - before.status.version) / seconds
     busy, found = busy_shards(before, now), times_spent(before, now)

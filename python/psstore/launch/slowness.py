@@ -52,9 +52,14 @@ class TimeSpent(NamedTuple):
     pull_link_mib_s: float
 
 
+def seconds_between(before: Look, now: Look) -> float:
+    """More than 0, to divide by."""
+    return max(now.at_s - before.at_s, 1e-9)
+
+
 def times_spent(before: Look, now: Look) -> list[TimeSpent]:
     """Each worker that trains, those first that may be waited for."""
-    seconds = max(now.at_s - before.at_s, 1e-9)
+    seconds = seconds_between(before, now)
     waited_s = {one.rank: one.waited_s for one in before.status.workers}
     grown = _grown(before.status, now.status)
     found = [
@@ -92,7 +97,7 @@ def who_and_why(found: Sequence[TimeSpent], busy: Sequence[float], status: Store
 
 def busy_shards(before: Look, now: Look) -> list[float]:
     """How many processors each shard's process took."""
-    seconds = max(now.at_s - before.at_s, 1e-9)
+    seconds = seconds_between(before, now)
     pairs = zip(before.status.shards, now.status.shards, strict=True)
     return [(one.processor_s - (was.processor_s if _is_same(was, one) else 0.0)) / seconds for was, one in pairs]
 
