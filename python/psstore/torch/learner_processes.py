@@ -184,10 +184,10 @@ class LearnerProcesses:
         return dist.get_global_rank(self._group, place)
 
     def _say(self, told: object) -> None:
-        self._broadcast(torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8))
+        self._broadcast(_encoded(told))
 
     def _hear(self) -> Any:
-        return json.loads(bytes(self._broadcast(None).tolist()))
+        return _decoded(self._broadcast(None))
 
     def _broadcast(self, text: torch.Tensor | None) -> torch.Tensor:
         size = torch.tensor([0 if text is None else text.numel()])
@@ -199,14 +199,14 @@ class LearnerProcesses:
 
     def _exchange(self, told: object) -> list[Any]:
         """What each process has told, in the order of their places."""
-        text = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+        text = _encoded(told)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with _Lost():
             dist.all_gather(sizes, torch.tensor([text.numel()]), self._group)
             longest = int(max(sizes))
             texts = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
             dist.all_gather(texts, nn.functional.pad(text, (0, longest - text.numel())), self._group)
-        return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(texts, sizes, strict=True)]
+        return [_decoded(one[: int(size)]) for one, size in zip(texts, sizes, strict=True)]
 
 
 class SharedTensor:
@@ -273,6 +273,15 @@ def _members(model: nn.Module) -> list[int]:
     if len(found) > 1:
         raise UsageError(f"parameters are DTensors of several meshes, {sorted(found)}; a learner's are of one")
     return sorted(found.pop()) if found else []
+
+
+def _encoded(told: object) -> torch.Tensor:
+    """As bytes, which is what travels."""
+    return torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+
+
+def _decoded(text: torch.Tensor) -> Any:
+    return json.loads(bytes(text.tolist()))
 
 
 def _outcome(work: Callable[[], object]) -> dict[str, object]:
