@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,15 +42,37 @@ def reduced(
     instruction_set: str | None = None,
 ) -> Array:
     """By rule 'reduce', divided by how many are left unless something else is asked for."""
-    value = np.full(contributions[0][0].numel(), np.nan, dtype)
+    return reduced_payloads(
+        as_given(contributions),
+        contributions[0][0].numel(),
+        dtype,
+        dropped=dropped,
+        zeros=zeros,
+        divisor=divisor,
+        instruction_set=instruction_set,
+    )
+
+
+def reduced_payloads(
+    payloads: Sequence[tuple[Any, int, float]],
+    num_elems: int,
+    dtype: str,
+    *,
+    dropped: int,
+    zeros: int = 0,
+    divisor: float | None = None,
+    instruction_set: str | None = None,
+) -> Array:
+    """As `reduced`, of contributions as the core takes them."""
+    value = np.full(num_elems, np.nan, dtype)
     _core.reduce_update(
         _core.RULES["reduce"],
         {},
         step=1,
         value=value,
         state={},
-        contributions=as_given(contributions),
-        divisor=len(contributions) + zeros - 2 * dropped if divisor is None else divisor,
+        contributions=payloads,
+        divisor=len(payloads) + zeros - 2 * dropped if divisor is None else divisor,
         dtype=_core.DTYPES[dtype],
         sorts=(zeros, dropped),
         instruction_set=instruction_set,
@@ -151,18 +174,7 @@ def test_what_is_encoded_counts_as_what_it_says(encoding: str, members: int) -> 
         _core.decode_slice(number, payload, said)
         payloads.append((payload, number, 1.0))
         rows.append(said)
-    value = np.empty(num_elems, np.float32)
-    _core.reduce_update(
-        _core.RULES["reduce"],
-        {},
-        step=1,
-        value=value,
-        state={},
-        contributions=payloads,
-        divisor=members - 2,
-        dtype=_core.DTYPES["float32"],
-        sorts=(0, 1),
-    )
+    value = reduced_payloads(payloads, num_elems, "float32", dropped=1)
     assert value.tobytes() == mean_of_the_left(np.stack(rows), 1).tobytes()
 
 
