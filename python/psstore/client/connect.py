@@ -183,6 +183,10 @@ def open_store(url: str | None, options: Options) -> Store:
     return TracedStore(operations, remote, url, again, notes=[make(rank) for make in notes])
 
 
+_has_joined = False
+"""This process has been a worker: what it joins next is a training of its own, whatever place it was started in."""
+
+
 def _note_worker(options: Options) -> None:
     global _has_joined
     _has_joined |= options.role == "worker"
@@ -200,10 +204,6 @@ def _notes(options: Options) -> list[Callable[[int], Notes]]:
 
         made.append(StepSpans)
     return made
-
-
-_has_joined = False
-"""This process has been a worker: what it joins next is a training of its own, whatever place it was started in."""
 
 
 def _own(ranks: Sequence[int]) -> str:

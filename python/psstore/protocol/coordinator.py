@@ -227,11 +227,15 @@ class Coordinator:
     def _arrived(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
         """A worker comes. Where others come and go, too, it waits until the open round is decided."""
         known = self.membership.find(client)
-        may_wait = self.roster.is_elastic and (known is None or known.state is WorkerState.LEFT)
-        may_wait = may_wait and not (join.goes_on and self.membership.is_done)
+        is_new = known is None or known.state is WorkerState.LEFT
+        may_wait = self.roster.is_elastic and is_new and not self._is_late(join)
         if may_wait and self.roster.arrived(join, client=client, conn=conn, request=request, now=now):
             return self.rounds.settle(now)
         return self._join(conn, request, join, client, now)
+
+    def _is_late(self, join: Join) -> bool:
+        """Whether it takes the place of a life in a group that is done."""
+        return join.goes_on and self.membership.is_done
 
     def _let_in(self, now: float) -> list[Reply]:
         """Tells those who may train from now on: once the round before is done, as the others are told."""
@@ -247,7 +251,7 @@ class Coordinator:
 
     def _join(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
         before = self.membership.find(client)
-        is_late = join.goes_on and self.membership.is_done
+        is_late = self._is_late(join)
         worker = self.membership.join(
             client=client,
             conn=conn,

@@ -169,16 +169,16 @@ async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
     coordinator, terms = peers[0], duty.consistency
     job_state = JobState(num_workers=terms.num_workers, patience_s=duty.patience_s, elastic=terms.elastic)
     attending = _attend(coordinator, job_state if duty.until_done else None)
+    verdict: Verdict | None
     try:
         verdict = await _first_of([attending, *(_keep(peer, coordinator, duty) for peer in peers[1:])])
     except StoreUnreachable:
         # Its host may have heard before this one that the workers are done, and have ended it.
         if not (duty.until_done and coordinator.is_up):
             raise
-        done = job_state.update(await coordinator.counters(), asyncio.get_running_loop().time())
-        if done is None:
+        verdict = job_state.update(await coordinator.counters(), asyncio.get_running_loop().time())
+        if verdict is None:
             raise
-        verdict = done
     await _linger(duty.ended_before)
     return verdict
 
