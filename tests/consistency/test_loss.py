@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -100,6 +101,24 @@ def test_nobody_hears_of_a_killed_worker_that_is_replaced_in_time() -> None:
                 heir.push("w", [3.0, 3.0])
                 heir.commit({"lr": 1.0})
             assert committed.result().decision == 1
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("rank", [1, None])
+def test_who_is_started_again_waits_until_its_silent_last_life_is_lost(rank: int | None) -> None:
+    """A host that crashes closes no connection, and may be back before anybody has noticed."""
+    with clusters("unix") as start:
+        cluster = start("--heartbeat-s", "0.2", "--silence-s", "1", "--rejoin-s", "60", workers=2)
+        store = open_round(cluster)
+        with Victim(cluster.url, "import time; time.sleep(3600)") as victim, ThreadPoolExecutor(1) as pool:
+            victim.process.send_signal(signal.SIGSTOP)
+            store.push("w", [1.0, 1.0])
+            committed = pool.submit(store.commit, {"lr": 1.0})
+            with cluster.connect(rank=rank) as heir:
+                assert heir.rank == 1
+                heir.push("w", [3.0, 3.0])
+                heir.commit({"lr": 1.0})
+                assert committed.result().decision == 1
 
 
 @pytest.mark.sockets

@@ -67,7 +67,8 @@ def connect(
     else the system's CAs). `tls_cert`, `tls_key`: files with this client's own certificate and key, for a store that
     asks for one (default: PSSTORE_TLS_CERT and PSSTORE_TLS_KEY). Files are read again for each connection.
     `timeout_s`: how long the store may take to answer, also when it is asked whether it still lives. `wait_s`: how long
-    to wait for other workers in commits, pulls and barriers. `connect_timeout_s`: how long to try to reach the store.
+    to wait for other workers in commits, pulls and barriers, and for a rank whose last worker may be gone without a
+    word. `connect_timeout_s`: how long to try to reach the store.
     `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'
     is the same, but fails without shared memory; 'unix' and 'tcp' use such sockets only (default: PSSTORE_TRANSPORT,
     else 'auto').

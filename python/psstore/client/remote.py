@@ -20,7 +20,7 @@ from psstore.client.flow_control import Pace
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.config import Transport
-from psstore.errors import BadArgument, BadSignature, RolledBack
+from psstore.errors import BadArgument, BadSignature, RankTaken, RolledBack, TooManyWorkers
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
 from psstore.net.client import REFUSED_S, Reconnector, SocketDriver, has_two_hosts
 from psstore.net.client_connection import ClientConnection
@@ -39,7 +39,7 @@ OF_TWO_LIVES = (RolledBack, BadSignature)
 """What one hears who meets some shards before they have gone back to a checkpoint, and others after."""
 
 AGAIN_S = 0.2
-"""Between two looks whether all have."""
+"""Between two looks whether all have, or whether a rank is free by now."""
 
 
 class Heartbeats:
@@ -222,10 +222,32 @@ class Remote:
         return SocketDriver(self.thread.loop, reconnectors, self.thread.calls)
 
 
+class RankHolder:
+    """The worker that has the rank which one asks for (of all ranks: the one silent for longest), as the store sees it.
+
+    A host that crashes closes no connection: its workers count as live until they have been silent for a while, and
+    those that are started in their place may ask before. A worker that lives is heard of meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._last_seen_s: float = 0.0
+
+    def may_be_gone(self, error: BaseException) -> bool:
+        """Whether it has said nothing since its rank was asked for before."""
+        if not isinstance(error, RankTaken | TooManyWorkers):
+            return False
+        last_seen_s = error.details.get("last_seen_s")
+        if not isinstance(last_seen_s, int | float) or last_seen_s < self._last_seen_s:
+            return False
+        self._last_seen_s = last_seen_s
+        return True
+
+
 def open_remote(seeds: Sequence[Address], options: Options) -> tuple[Operations, Remote]:
-    """Connects, on a thread of its own. Blocks; a store that is going back to a checkpoint is waited for. Raises as
-    `Remote.open`, with nothing left open."""
-    until = time.monotonic() + options.connect_timeout_s
+    """Connects, on a thread of its own. Blocks; a store that is going back to a checkpoint is waited for, and so is a
+    rank whose worker may be gone without a word. Raises as `Remote.open`, with nothing left open."""
+    began = time.monotonic()
+    holder = RankHolder()
     while True:
         thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
         remote = Remote(thread)
@@ -236,7 +258,9 @@ def open_remote(seeds: Sequence[Address], options: Options) -> tuple[Operations,
             opening.cancel()
             thread.submit(remote.close()).result()
             thread.stop()
-            if not remote.returns or not isinstance(error, OF_TWO_LIVES) or time.monotonic() > until:
+            waited_s = time.monotonic() - began
+            goes_back = remote.returns and isinstance(error, OF_TWO_LIVES) and waited_s <= options.connect_timeout_s
+            if not goes_back and not (holder.may_be_gone(error) and waited_s <= options.wait_s):
                 raise
         time.sleep(AGAIN_S)
 

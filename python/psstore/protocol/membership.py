@@ -151,7 +151,7 @@ class Membership:
     def choose(self, rank: int | None, now: float) -> int:
         """The rank of one who asks for this one, or for any. Raises RankTaken, TooManyWorkers, BadArgument."""
         self._check_range(rank)
-        return self._free_rank() if rank is None else self._check_rank(rank, now)
+        return self._free_rank(now) if rank is None else self._check_rank(rank, now)
 
     def _check_range(self, rank: int | None) -> None:
         if rank is not None and not 0 <= rank < self.num_workers:
@@ -379,7 +379,7 @@ class Membership:
         worker = self.workers.get(rank)
         return worker is None or worker.state is not LIVE or worker.detached_since is not None
 
-    def _free_rank(self) -> int:
+    def _free_rank(self, now: float) -> int:
         """A rank that nobody ever had before one whose worker is gone; but where others come and go, first one that
         they wait for."""
         ranks = range(self.num_workers)
@@ -389,21 +389,22 @@ class Membership:
                 return rank
         raise TooManyWorkers(
             f"all {self.num_workers} ranks are taken by live workers; start the store with more --workers,"
-            " or connect with role='client' to read and write without training"
+            " or connect with role='client' to read and write without training",
+            last_seen_s=max((now - worker.last_seen for worker in self.workers.values()), default=0.0),
         )
 
     def _check_rank(self, rank: int, now: float) -> int:
-        if rank in self.reserved:
-            raise RankTaken(
-                f"rank {rank} has finished a round that others have not; join again when they have", rank=rank
-            )
         if rank in self.claimed:
             raise RankTaken(f"rank {rank} is that of a worker which waits for its first round", rank=rank)
-        if not self._takeable(rank):
-            held = self.workers[rank]
-            raise RankTaken(
-                f"rank {rank} is held by client {held.client[:8]}, last seen {now - held.last_seen:.1f} s ago;"
-                " give each worker its own rank (RANK, or connect(rank=...))",
-                rank=rank,
+        if self._takeable(rank):
+            return rank
+        held = self.workers[rank]
+        last_seen_s = now - held.last_seen
+        if rank in self.reserved:
+            why = "has finished a round that others have not; join again when they have"
+        else:
+            why = (
+                f"is held by client {held.client[:8]}, last seen {last_seen_s:.1f} s ago;"
+                " give each worker its own rank (RANK, or connect(rank=...))"
             )
-        return rank
+        raise RankTaken(f"rank {rank} {why}", rank=rank, last_seen_s=last_seen_s)
