@@ -11,6 +11,9 @@ codec       Encoding, and looking at changes and applying them, by one core, bes
 readers     The trainer's step, which pulls its weights, beside readers that take READS_PER_S versions a second each, in
             processes of their own: followers, and clients that pull all of it (float32, of one version). All of them
             share this machine's processors, hence also the shards' processor time for a version that somebody reads.
+            Once as fast as steps can be taken, and once with COMPUTE_S of each step computed elsewhere, as by a GPU:
+            that time is slept.
+relays      Likewise, with readers behind relays, of which each has a store of its own on this machine.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ BYTES_PER_CHANGE, BYTES_PER_SLICE = 3.3, 64
 SHARDS = 2
 READERS = (1, 16)
 READS_PER_S = 5
+COMPUTE_S = 0.05
 ALONE, FOLLOWERS, PULLERS = "alone", "followers", "clients that pull"
-NUM_RELAYS = 2
+NUM_RELAYS, NUM_BEHIND = 2, 50
 BEHIND = f"{FOLLOWERS} behind {NUM_RELAYS} relays"
 
 
@@ -65,18 +69,20 @@ class Trainer:
     def _normal(self) -> Floats:
         return self._draw.standard_normal(TENSOR_ELEMS, np.float32)
 
-    def step(self) -> None:
+    def step(self, compute_s: float = 0.0) -> None:
+        """`compute_s`: of which this machine's processors have nothing to do."""
+        time.sleep(compute_s)
         first = self._num_steps * 7 % (3 * NUM_TENSORS)
         self._num_steps += 1
         self._store.push_many(dict(zip(NAMES, self._gradients[first:], strict=False)))
         self._store.commit(ADAMW)
         self._store.pull_many(list(NAMES), out=self._out)
 
-    def steps(self, seconds: float) -> int:
+    def steps(self, seconds: float, compute_s: float) -> int:
         """As many as that is enough for; returns their number."""
         begin, taken = time.perf_counter(), 0
         while not taken or time.perf_counter() < begin + seconds:
-            self.step()
+            self.step(compute_s)
             taken += 1
         return taken
 
@@ -194,10 +200,10 @@ def _work(link: Connection, once: Callable[[], object], *, pause_s: float) -> No
 class Beside:
     """The trainer's step beside others, who take turns."""
 
-    def __init__(self, url: str, ends: contextlib.ExitStack, *, block_s: float) -> None:
+    def __init__(self, url: str, ends: contextlib.ExitStack, *, block_s: float, compute_s: float) -> None:
         self._trainer = Trainer(ends.enter_context(psstore.connect(url, rank=0)))
         self._trainer.step()
-        self._block_s = block_s
+        self._block_s, self._compute_s = block_s, compute_s
         self._reads_per_step: dict[str, list[float]] = {}
 
     def turn(self, name: str, readers: Sequence[Connection], passing: Sequence[Connection] = ()) -> Took:
@@ -208,7 +214,7 @@ class Beside:
             link.send((number + 0.5) / len(readers) / READS_PER_S)
         shards = self._trainer.shards()
         used_s, begin = cpu_seconds(shards), time.perf_counter()
-        num_steps = self._trainer.steps(self._block_s)
+        num_steps = self._trainer.steps(self._block_s, self._compute_s)
         took_s, used_s = time.perf_counter() - begin, cpu_seconds(shards) - used_s
         for link in (*readers, *passing):
             link.send(None)
@@ -219,25 +225,29 @@ class Beside:
         self._reads_per_step.setdefault(name, []).append(num_reads / num_steps)
         return Took(took_s / num_steps, used_s / num_steps)
 
-    def table(self, name: str, found: Mapping[str, Series]) -> Table:
+    def table(self, found: Mapping[str, Series]) -> Table:
         rows: list[list[Cell]] = []
         for what, one in found.items():
             reads = statistics.median(self._reads_per_step[what])
             each = 1e3 * (one.cpu_s - found[ALONE].cpu_s) / reads if reads else None
             rows.append([what, milliseconds(one), one.median / found[ALONE].median, reads / one.median, each])
         headers = (
-            "a step",
+            _step_name(self._compute_s),
             "ms: median (min–max)",
             "× alone",
             "versions a second",
             "ms of the shards' processors for one",
         )
-        return Table(name, headers, rows)
+        return Table("readers", headers, rows)
 
 
-def readers(rounds: int, block_s: float) -> tuple[Table, Mapping[str, Series]]:
+def _step_name(compute_s: float) -> str:
+    return f"a step with {1e3 * compute_s:g} ms of compute elsewhere" if compute_s else "a step"
+
+
+def readers(rounds: int, block_s: float, compute_s: float) -> tuple[Table, Mapping[str, Series]]:
     with store_server("unix", SHARDS) as url, contextlib.ExitStack() as ends:
-        beside = Beside(url, ends, block_s=block_s)
+        beside = Beside(url, ends, block_s=block_s, compute_s=compute_s)
         links = {
             kind: [ends.enter_context(_process(_read, url, kind)) for _ in range(max(READERS))]
             for kind in (FOLLOWERS, PULLERS)
@@ -248,29 +258,30 @@ def readers(rounds: int, block_s: float) -> tuple[Table, Mapping[str, Series]]:
                 name = f"{count} {kind}"
                 turns[name] = partial(beside.turn, name, links[kind][:count])
         found = alternate(turns, warm_up=1, rounds=rounds, progress="readers")
-        return beside.table("readers", found), found
+        return beside.table(found), found
 
 
 # ---- relays ----
 
 
-def relays(rounds: int, block_s: float) -> tuple[Table, Mapping[str, Series]]:
+def relays(rounds: int, block_s: float, compute_s: float) -> tuple[Table, Mapping[str, Series]]:
     count = max(READERS)
     with store_server("unix", SHARDS) as url, contextlib.ExitStack() as ends:
-        beside = Beside(url, ends, block_s=block_s)
+        beside = Beside(url, ends, block_s=block_s, compute_s=compute_s)
         direct = [ends.enter_context(_process(_read, url, FOLLOWERS)) for _ in range(count)]
         own_urls = [ends.enter_context(store_server("unix", SHARDS)) for _ in range(NUM_RELAYS)]
         passing = [ends.enter_context(_process(_pass_on, url, own)) for own in own_urls]
         behind = [
-            ends.enter_context(_process(_read, own_urls[number % NUM_RELAYS], FOLLOWERS)) for number in range(count)
+            ends.enter_context(_process(_read, own_urls[number % NUM_RELAYS], FOLLOWERS))
+            for number in range(NUM_BEHIND)
         ]
         turns: dict[str, Turn] = {
             ALONE: partial(beside.turn, ALONE, ()),
             f"{count} {FOLLOWERS}": partial(beside.turn, f"{count} {FOLLOWERS}", direct),
-            f"{count} {BEHIND}": partial(beside.turn, f"{count} {BEHIND}", behind, passing),
+            f"{NUM_BEHIND} {BEHIND}": partial(beside.turn, f"{NUM_BEHIND} {BEHIND}", behind, passing),
         }
         found = alternate(turns, warm_up=1, rounds=rounds, progress="relays")
-        return beside.table("relays", found), found
+        return beside.table(found), found
 
 
 # ---- all ----
@@ -287,26 +298,15 @@ def measure(chosen: argparse.Namespace) -> Report:
         tables.append(bytes_sent(5 if chosen.quick else 30))
     if "codec" in parts:
         tables.append(codec(7 if chosen.quick else 50))
-    if "readers" in parts:
-        table, found = readers(*((5, 0.6) if chosen.quick else (20, 1.0)))
-        tables.append(table)
-        summary += [
-            [
-                "followers",
-                f"a step beside {count} {FOLLOWERS}",
-                milliseconds(found[f"{count} {FOLLOWERS}"]),
-                ratio,
-                None,
+    for part, measured in (("readers", readers), ("relays", relays)):
+        for compute_s in (0.0, COMPUTE_S) if part in parts else ():
+            table, found = measured(*((5, 0.6) if chosen.quick else (20, 1.0)), compute_s)
+            tables.append(table)
+            summary += [
+                ["followers", f"{_step_name(compute_s)}, beside {what}", milliseconds(one), ratio, None]
+                for what, one in found.items()
+                if FOLLOWERS in what and (ratio := one.median / found[ALONE].median)
             ]
-            for count in READERS
-            if (ratio := found[f"{count} {FOLLOWERS}"].median / found[ALONE].median)
-        ]
-    if "relays" in parts:
-        table, found = relays(*((5, 0.6) if chosen.quick else (20, 1.0)))
-        tables.append(table)
-        name = f"{max(READERS)} {BEHIND}"
-        ratio = found[name].median / found[ALONE].median
-        summary.append(["followers", f"a step beside {name}", milliseconds(found[name]), ratio, None])
     return Report(
         subject="followers",
         about=(

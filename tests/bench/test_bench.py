@@ -454,12 +454,13 @@ def test_followers_are_measured_by_what_they_are_sent_and_beside_who_trains(monk
     assert [row[0] for row in sent] == ["0 versions missed", "3 versions missed"]
     assert all(isinstance(cell, float) and 2 < cell < 4 for cell in (row[2] for row in sent))
     assert len(followers.codec(1).rows) == 2
-    table, found = followers.readers(rounds=1, block_s=0.05)
+    table, found = followers.readers(rounds=1, block_s=0.05, compute_s=0.0)
     assert list(found) == [followers.ALONE, "1 followers", "1 clients that pull"]
     assert len(table.rows) == 3
     monkeypatch.setattr(followers, "SHARDS", 1)
-    table, found = followers.relays(rounds=1, block_s=0.05)
-    assert list(found) == [followers.ALONE, "1 followers", "1 followers behind 2 relays"]
+    monkeypatch.setattr(followers, "NUM_BEHIND", 2)
+    table, found = followers.relays(rounds=1, block_s=0.05, compute_s=0.01)
+    assert list(found) == [followers.ALONE, "1 followers", "2 followers behind 2 relays"]
     assert [bool(versions_per_s) for *_, versions_per_s, _ in table.rows] == [False, True, True]
 
 
