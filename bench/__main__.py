@@ -34,6 +34,7 @@ SUBJECTS = (
     "checkpoint",
     "cuts",
     "followers",
+    "fan_out",
     "learners",
     "rows",
 )

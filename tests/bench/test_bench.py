@@ -20,7 +20,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, cuts, followers, harness, latency, learners, small_steps
+from bench import calls, cuts, fan_out, followers, harness, latency, learners, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -28,6 +28,7 @@ from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
 from bench.cuts_user import Case, aside, user
 from bench.dense import Contestant, contest
+from bench.fan_out_ways import WAYS
 from bench.far import ThisHost
 from bench.harness import Rotation, Series, alternate, cpu_seconds, process_tree
 from bench.ledger import account
@@ -462,6 +463,14 @@ def test_followers_are_measured_by_what_they_are_sent_and_beside_who_trains(monk
     table, found = followers.relays(rounds=1, block_s=0.05, compute_s=0.01)
     assert list(found) == [followers.ALONE, "1 followers", "2 followers behind 2 relays"]
     assert [bool(versions_per_s) for *_, versions_per_s, _ in table.rows] == [False, True, True]
+
+
+def test_readers_of_each_way_have_what_the_trainer_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "TENSOR_ELEMS", 512)
+    ours, raw = "psstore, shm", "raw sockets, tcp, whole"
+    entries, notes = fan_out.spread(2, fan_out.versions(), 1, {name: WAYS[name] for name in (ours, raw)})
+    assert [entry.name for entry in entries] == [ours, raw]
+    assert not notes
 
 
 def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted() -> None:
