@@ -36,6 +36,7 @@ SUBJECTS = (
     "followers",
     "fan_out",
     "learners",
+    "learner_links",
     "rows",
 )
 

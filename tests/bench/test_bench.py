@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
@@ -20,7 +21,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, cuts, fan_out, followers, harness, latency, learners, small_steps
+from bench import calls, cuts, fan_out, followers, harness, latency, learner_links, learners, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -39,7 +40,7 @@ from bench.peers import load
 from bench.ping_pong import raw_caller
 from bench.processes import FRESH, child, preload, store_server
 from bench.report import Chart, Report, Table, merged, three_digits
-from bench.servers import shard_addresses
+from bench.servers import TOKEN, shard_addresses
 from bench.targets import targets_table
 from bench.team import WorkerFailed, team
 from bench.work import Work
@@ -471,6 +472,24 @@ def test_readers_of_each_way_have_what_the_trainer_handed_over(monkeypatch: pyte
     entries, notes = fan_out.spread(2, fan_out.versions(), 1, {name: WAYS[name] for name in (ours, raw)})
     assert [entry.name for entry in entries] == [ours, raw]
     assert not notes
+
+
+def test_learners_behind_links_take_steps_with_a_store_and_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    for name, value in (("LEARNERS", 2), ("WIDTH", 8), ("COMPUTE_S", 0.001)):
+        monkeypatch.setattr(learner_links, name, value)
+    options = ("--token-file", str(token_file))
+    with store_server("unix", 1, workers=2, options=options) as url, ThreadPoolExecutor(2) as both:
+        learners = [learner_links.Learner(rank) for rank in range(2)]
+        list(both.map(lambda one: one.join(url, {"every": 2, "fragments": 1}), learners))
+        together = list(both.map(lambda one: one.together(2), learners))
+        alone = list(both.map(lambda one: one.alone(2), learners))
+        assert min(*together, *alone) >= 2 * 0.001
+        list(both.map(learner_links.Learner.leave, learners))
 
 
 def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted() -> None:
