@@ -24,18 +24,25 @@ class Shared(Protocol):
     def __setitem__(self, rank: int, steps: int) -> None: ...
 
 
-def learn(url: str, rank: int, step_s: float, shared: Shared) -> None:
+DELAY = 4
+"""Steps that are taken while a round is under way."""
+
+
+def learn(url: str, rank: int, start_s: float, step_s: float, shared: Shared) -> None:
     """Takes steps until it is killed, and counts them when their round is over."""
     torch.set_num_threads(1)
+    time.sleep(start_s)
     store = psstore.connect(url, rank=rank)
     torch.manual_seed(rank)
     model = torch.nn.Linear(WIDTH, WIDTH)
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    optimizer = psstore.torch.DiLoCo(model, inner, store, every=EVERY, fragments=1)
+    optimizer = psstore.torch.DiLoCo(model, inner, store, every=EVERY, fragments=1, delay=DELAY)
+    for _ in range(EVERY + DELAY):
+        _step(model, optimizer, step_s)
     while True:
+        shared[rank] += EVERY
         for _ in range(EVERY):
             _step(model, optimizer, step_s)
-        shared[rank] += EVERY
 
 
 def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step_s: float) -> None:

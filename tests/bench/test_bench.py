@@ -492,14 +492,27 @@ def test_learners_behind_links_take_steps_with_a_store_and_without(
         list(both.map(learner_links.Learner.leave, learners))
 
 
-def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted() -> None:
-    case = learners.Case("killed", between_kills_s=1.0)
+def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "START_S", 0.1)
+    monkeypatch.setattr(learners, "STEP_S", 0.01)
+    case = learners.Case("killed", slowness=(1.0,) * 4, between_kills_s=1.0)
     schedule = learners.kills(case, 3.0, seed=1)
     assert schedule == learners.kills(case, 3.0, seed=1) != learners.kills(case, 3.0, seed=2)
     assert schedule == sorted(schedule)
     assert all(0.0 < at_s < 3.0 for at_s, _ in schedule)
-    for options in learners.STORES.values():
-        assert 0.0 < learners.share(case, options, 3.0, seed=1) < 1.0
+    for store in (learners.QUORUM, learners.ALL):
+        assert 0.0 < learners.share(case, store, 3.0, seed=1) < 1.0
+
+
+def test_data_parallel_training_goes_back_to_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = learners.Case("killed", slowness=(1.0,) * 4, between_kills_s=1.0)
+    monkeypatch.setattr(learners, "kills", lambda case, duration_s, seed: [(5.0, 0), (6.0, 1), (20.0, 2)])
+    trained_s = (
+        4.0 + 12.0 + (40.0 - 21.5)
+    )  # 0 to 5; all start until 7.5, with one more death on the way; to 20; from 21.5
+    assert learners.data_parallel_share(killed, 40.0, seed=0) == pytest.approx(trained_s / 40.0)
+    slow = replace(killed, slowness=(1.0, 1.0, 1.0, 4.0))
+    assert learners.data_parallel_share(slow, 40.0, seed=0) == pytest.approx(trained_s / 40.0 / 3.25)
 
 
 def test_targets_of_reading_and_writing_beside_training_are_ratios_of_one_run() -> None:
