@@ -15,6 +15,7 @@ from psstore.config import choices, config_path, flag_of, resolve
 from psstore.errors import PsstoreError
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK, exit_codes_of
 from psstore.server import logs
+from psstore.server.leave import leave
 from psstore.server.settings import ServerSettings
 from psstore.server.site import tcp_address
 from psstore.server.supervisor import Supervisor
@@ -26,7 +27,7 @@ Each setting comes from the first source that has it: its flag, the environment 
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -42,6 +42,7 @@ from psstore.server import logs
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
 from psstore.server.host_counters import host_counters
+from psstore.server.leave import leave
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
 from psstore.server.restoring import restore
@@ -79,7 +80,8 @@ def main() -> None:
     except (OSError, ImportError, PsstoreError) as error:
         _log.debug("can't start", exc_info=True)
         report(f"shard {settings.index} can't start: {error}")
-        sys.exit(1)
+        leave(1)
+    leave(0)
 
 
 async def serve(settings: ShardSettings) -> None:
@@ -157,7 +159,7 @@ async def serve(settings: ShardSettings) -> None:
     if keeper is not None:
         keeper.close()
     if failures:
-        sys.exit(1)
+        leave(1)
 
 
 def listen(server: Server, sockets: Sequence[socket.socket]) -> None:
