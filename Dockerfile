@@ -10,10 +10,12 @@ RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /psstore
 
 FROM docker.io/library/python:${PYTHON}-slim
 ARG EXTRAS=metrics,storage
-RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    python -m pip install --no-cache-dir "$(echo /wheels/psstore-*.whl)[${EXTRAS}]"
+# By a copy, which is a few MB more: not every builder mounts what a stage has left that it did not have to run again.
+COPY --from=build /wheels /wheels
+RUN python -m pip install --no-cache-dir "$(echo /wheels/psstore-*.whl)[${EXTRAS}]"
 # Whom the manifests run containers as, too; with a home, which some libraries look for.
-RUN useradd --uid 65532 --create-home --shell /usr/sbin/nologin psstore
+RUN groupadd --gid 65532 psstore \
+    && useradd --uid 65532 --gid psstore --create-home --shell /usr/sbin/nologin psstore
 USER 65532:65532
 WORKDIR /home/psstore
 ENV PYTHONUNBUFFERED=1

@@ -122,13 +122,37 @@ def test_server_is_psstore_server_with_its_own_flags_and_exit_status() -> None:
     assert [code for code, _ in both("--shards", "zero")] == [3, 3]
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["plan", "--shards", "2", "--model", "gpt2"]])
-def test_what_the_system_refuses_is_said_in_a_sentence(arguments: list[str]) -> None:
+SAYING = {
+    "version": ("psstore.cli.main", "version"),
+    "help": ("psstore.cli.main", "--help"),
+    "plan": ("psstore.cli.main", "plan", "--shards", "2", "--model", "gpt2"),
+    "completion of the server": ("psstore.cli.server", "--print-completion", "zsh"),
+    "config of the server": ("psstore.cli.server", "--print-config"),
+}
+"""Programs with arguments that have them write to standard output, some more than a buffer, and end."""
+
+
+def ended(arguments: tuple[str, ...], output: int) -> tuple[int, str]:
+    """Exit code and stderr of a program with that standard output."""
+    ran = subprocess.run([sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.PIPE, text=True)
+    return ran.returncode, ran.stderr
+
+
+@pytest.mark.parametrize("arguments", SAYING.values(), ids=SAYING)
+def test_what_the_system_refuses_is_said_in_a_sentence(arguments: tuple[str, ...]) -> None:
+    program = arguments[0].removesuffix(".main").replace("psstore.cli.server", "psstore-server").removesuffix(".cli")
     with open("/dev/full", "w") as full:
-        ran = subprocess.run(
-            [sys.executable, "-m", "psstore.cli.main", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert (ran.returncode, ran.stderr) == (1, "psstore: [Errno 28] No space left on device\n")
+        assert ended(arguments, full.fileno()) == (1, f"{program}: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", SAYING.values(), ids=SAYING)
+def test_a_program_ends_quietly_where_nobody_reads_on(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        assert ended(arguments, write) == (1, "")
+    finally:
+        os.close(write)
 
 
 def test_the_command_line_loads_torch_for_no_command_that_needs_none() -> None:

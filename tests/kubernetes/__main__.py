@@ -34,6 +34,9 @@ def main() -> int:
     parser.add_argument("--start-s", type=float, default=1.0, help="from a pod's end to the start of its next")
     parser.add_argument("--dns-cache-s", type=float, default=0.0, help="how long names have their former addresses")
     parser.add_argument("--most-s", type=float, default=MOST_S, help="what a worker may wait for one eviction")
+    parser.add_argument(
+        "--image", type=Path, default=Path("/"), metavar="FOLDER", help="files of an image, not of this machine's"
+    )
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     if (reason := why_not()) is not None:
@@ -49,6 +52,7 @@ def main() -> int:
         seed=chosen.seed,
         start_s=chosen.start_s,
         dns_cache_s=chosen.dns_cache_s,
+        image=chosen.image.resolve(),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nothing is left behind
     begin = time.monotonic()

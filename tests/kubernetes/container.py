@@ -119,7 +119,7 @@ class Container:
         lines = [
             f"mkdir -p {root}",
             f"hostname {self.host}",
-            f"mount -t overlay overlay -o lowerdir={self.node.folder}/layer:/ {root}",
+            f"mount -t overlay overlay -o lowerdir={self.node.folder}/layer:{self.node.image} {root}",
             f"mount --rbind /dev {root}/dev",
             f"mount -t tmpfs shm {root}/dev/shm",
             f"mount -t proc proc {root}/proc",

@@ -22,11 +22,9 @@ from psstore.launch.kubernetes.manifests import manifests
 from psstore.launch.kubernetes.plan import KubernetesPlan
 from tests.kubernetes.cluster import Cluster, cluster_on
 from tests.kubernetes.looking import LOOK_S, until
-from tests.kubernetes.node import NODE, Node
+from tests.kubernetes.node import NODE, TRAINING, Node
 from tests.kubernetes.training import LAST, train
 from tests.support.certificates import TestCA
-
-TRAINING = Path(__file__).with_name("training.py")
 
 BUCKET, STORAGE_PORT = "checkpoints", 5000
 
@@ -67,6 +65,8 @@ class Scene:
     seed: int = 1
     start_s: float = 1.0
     dns_cache_s: float = 0.0
+    image: Path = Path("/")
+    """A folder with its files."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ def plan_of(*, shards: int, workers: int, checkpoints: bool = False) -> Kubernet
     """With certificates for both ends; and with standbys, or else with checkpoints on S3."""
     return KubernetesPlan(
         image="here",
-        command=("python", str(TRAINING)),
+        command=("python", TRAINING),
         shards=shards,
         standbys=0 if checkpoints else 1,
         workers=str(workers),
@@ -142,7 +142,7 @@ def undisturbed(num_workers: int, num_steps: int) -> str:
 
 def run(scene: Scene, logs: Path, say: Callable[[str], None]) -> Outcome:
     """This process is on the stand-in's node from then on. `logs`: an empty folder, for what pods write."""
-    with Node(logs) as node, storage() if scene.plan.checkpoint is not None else contextlib.nullcontext():
+    with Node(logs, scene.image) as node, storage() if scene.plan.checkpoint is not None else contextlib.nullcontext():
         return asyncio.run(_run(scene, node, say))
 
 

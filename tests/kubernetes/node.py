@@ -4,8 +4,8 @@
       ├── veth ── eth0 10.77.0.1  in psk<pid>-0: a pod
       └── veth ── eth0 10.77.0.2  in psk<pid>-1: the next one; no address is given twice
 
-What a pod sees of this machine's files is an image: all of it, but read-only, and with what `IMAGE` says in place of
-what is there. Nothing of it is outside namespaces, but for a folder in /dev/shm.
+What a pod sees is an image, which is read-only: all of this machine's files, or those of an image that was built, with
+what `LAYER` says in place of what is there. Nothing of it is outside namespaces, but for a folder in /dev/shm.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ NODE = "10.77.255.254"
 
 DOMAIN = "default.svc.cluster.local"
 
-IMAGE = {
+TRAINING = "/training.py"
+"""What workers run, as an image has it."""
+
+LAYER = {
     "etc/resolv.conf": f"nameserver {NODE}\nsearch {DOMAIN} svc.cluster.local cluster.local\noptions ndots:5\n",
     "etc/hosts": "127.0.0.1 localhost\n",
+    TRAINING.lstrip("/"): Path(__file__).with_name("training.py").read_text(),
 }
 
 MOUNT_POINTS = ("run/psstore", "run/secrets/kubernetes.io/serviceaccount")
@@ -46,9 +50,10 @@ class Node(VirtualHosts):
 
     prefix_bits = 16
 
-    def __init__(self, logs: Path) -> None:
-        """`logs`: a folder for what pods write, a file for each name."""
+    def __init__(self, logs: Path, image: Path) -> None:
+        """`logs`: a folder for what pods write, a file for each name. `image`: a folder with the files of one."""
         super().__init__(0)
+        self.image = image
         self.logs = logs
         self._switch = f"psk{os.getpid()}"
         self._given = 0
@@ -64,7 +69,7 @@ class Node(VirtualHosts):
             self.folder = Path(tempfile.mkdtemp(prefix=self._switch, dir="/dev/shm"))
             self.folder.chmod(0o755)
             self._ends.callback(shutil.rmtree, self.folder)
-            self._make_image()
+            self._make_layer()
         except BaseException:
             self._ends.close()
             raise
@@ -87,9 +92,9 @@ class Node(VirtualHosts):
         """For good: whoever still talks to that address talks to nobody."""
         virtual_hosts.ip("netns", "del", space)
 
-    def _make_image(self) -> None:
+    def _make_layer(self) -> None:
         layer = self.folder / "layer"
-        for name, text in IMAGE.items():
+        for name, text in LAYER.items():
             (layer / name).parent.mkdir(parents=True, exist_ok=True)
             (layer / name).write_text(text)
         for name in (*MOUNT_POINTS, "root"):  # root's home is passed through on the way to its Python

@@ -15,7 +15,7 @@ import pytest
 import psstore
 from psstore import errors
 from tests.support.raw_client import RawClient
-from tests.support.server_process import END_S, StoreProcess
+from tests.support.server_process import END_S, StoreProcess, eventually
 
 pytestmark = pytest.mark.sockets
 
@@ -105,6 +105,28 @@ def test_killed_supervisor_takes_its_shards_along(tmp_path: Path) -> None:
         assert_gone(shards)
         assert list(tmp_path.iterdir()) == []
         assert store.log().count("the supervisor is gone; shutting down") == 2
+
+
+def test_killed_supervisor_takes_along_what_asks_silent_shards_for_checkpoints(tmp_path: Path) -> None:
+    def is_writer(process: psutil.Process) -> bool:
+        return "psstore.launch.checkpointing" in process.cmdline()
+
+    with StoreProcess("--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "1") as store:
+        assert eventually(lambda: any(is_writer(one) for one in store.shards()))
+        started = store.shards()
+        writers = [one for one in started if is_writer(one)]
+        shards = [one for one in started if one not in writers]
+        with psstore.connect(store.url, role="client") as client:
+            assert eventually(lambda: client.stats()[0]["connections"] == 2), "it asks"
+        for shard in shards:
+            shard.suspend()
+        try:
+            store.signal(signal.SIGKILL)
+            assert_gone(writers)
+        finally:
+            for shard in shards:
+                shard.resume()
+        assert_gone(shards)
 
 
 def test_killed_shard_is_named_and_ends_the_store(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from enum import Enum
 from typing import NoReturn
 
@@ -34,9 +32,3 @@ def consistency_of(mode: Mode, *, workers: int, backups: int, staleness: int, fe
 def fail(message: str, *, exit_code: int = EXIT_USAGE) -> NoReturn:
     typer.echo(f"psstore: {message}", err=True)
     raise typer.Exit(exit_code)
-
-
-def drop_output() -> None:
-    """Lets go of what standard output holds and the system refuses: Python would try again at its end, say so in its
-    own words, and make the exit code 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,6 @@ Each command is a module that is imported when it is called, so that `psstore ve
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Annotated
 
@@ -13,7 +12,6 @@ import typer
 
 from psstore.cli.bench import bench
 from psstore.cli.checkpoint import app as checkpoint
-from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
 from psstore.cli.doctor import doctor
 from psstore.cli.kubernetes import app as kubernetes
@@ -22,11 +20,12 @@ from psstore.cli.promote import promote
 from psstore.cli.relay import relay
 from psstore.cli.reshard import reshard
 from psstore.cli.run import run
+from psstore.cli.standard_output import refusals_said_by
 from psstore.cli.status import status
 from psstore.cli.top import top
 from psstore.cli.trace import trace
 from psstore.cli.version import version_text
-from psstore.exit_codes import EXIT_FAILED, exit_codes_of, exit_codes_of_group
+from psstore.exit_codes import exit_codes_of, exit_codes_of_group
 
 app = typer.Typer(
     name="psstore",
@@ -109,17 +108,8 @@ _show_exit_codes()
 
 
 def main() -> None:
-    """What the system refuses, as a full disk does, is said in a sentence."""
-    try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
-    except OSError as error:
-        drop_output()
-        with contextlib.suppress(OSError):
-            print(f"psstore: {error}", file=sys.stderr)
-        sys.exit(EXIT_FAILED)
+    with refusals_said_by("psstore"):
+        app()
 
 
 if __name__ == "__main__":

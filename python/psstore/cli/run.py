@@ -11,7 +11,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from psstore.cli.choices import Mode, consistency_of, drop_output, fail
+from psstore.cli.choices import Mode, consistency_of, fail
+from psstore.cli.standard_output import drop_output
 from psstore.errors import PsstoreError
 from psstore.types import Consistency, parse_workers
 

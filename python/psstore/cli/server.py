@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from psstore.config import choices, config_path, flag_of, resolve
+from psstore.cli.standard_output import refusals_said_by
+from psstore.config import Resolved, choices, config_path, flag_of, resolve
 from psstore.errors import PsstoreError
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK, exit_codes_of
 from psstore.server import logs
@@ -27,7 +28,9 @@ Each setting comes from the first source that has it: its flag, the environment 
 
 
 def main() -> None:
-    leave(run(sys.argv[1:]))
+    with refusals_said_by("psstore-server"):
+        code = run(sys.argv[1:])
+    leave(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,16 +38,20 @@ def run(arguments: Sequence[str]) -> int:
     flags = _parser().parse_args(arguments)
     try:
         resolved = resolve(ServerSettings, flags=vars(flags), file=config_path(flags.config))
-        if flags.print_config:
-            print(resolved)
-            return EXIT_OK
-        settings = resolved.settings
-        logs.configure(who="supervisor", level=settings.log_level, form=settings.log_format)
-        supervisor = Supervisor(settings, tcp=tcp_address(resolved))
-        return supervisor.run(out=sys.stdout, ready_fd=flags.ready_fd)
+        if not flags.print_config:
+            return _serve(resolved, ready_fd=flags.ready_fd)
     except (PsstoreError, OSError) as error:
         print(f"psstore-server: {error}", file=sys.stderr)
         return EXIT_MISSING
+    print(resolved)
+    return EXIT_OK
+
+
+def _serve(resolved: Resolved[ServerSettings], *, ready_fd: int | None) -> int:
+    settings = resolved.settings
+    logs.configure(who="supervisor", level=settings.log_level, form=settings.log_format)
+    supervisor = Supervisor(settings, tcp=tcp_address(resolved))
+    return supervisor.run(out=sys.stdout, ready_fd=ready_fd)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,15 +1,17 @@
 """Has a store's checkpoints written: `python -m psstore.launch.checkpointing`, started by the supervisor.
 
 A process of its own, and a client like others: what storage does to it nobody who trains will notice. stdin brings
-what to do as one line of JSON and then stays open: its end asks for the last checkpoint.
+what to do as one line of JSON, and a line that asks for the last checkpoint; its end without one is the supervisor's
+death, and ours: whatever is asked of a store that is gone would wait for it to come back.
 """
 
 from __future__ import annotations
 
 import logging
-import select
-import sys
+import os
+import threading
 import time
+from io import FileIO
 
 import msgspec
 
@@ -17,8 +19,9 @@ from psstore.client.arguments import Options
 from psstore.client.connect import open_store
 from psstore.client.store import Store
 from psstore.errors import PsstoreError
+from psstore.exit_codes import EXIT_FAILED
 from psstore.server import logs
-from psstore.server.processes import CheckpointDuty
+from psstore.server.processes import LAST_CHECKPOINT, CheckpointDuty
 
 LOOK_S = 0.2
 """How often it is looked whether the next one is due."""
@@ -33,44 +36,50 @@ _log = logging.getLogger("psstore.checkpoints")
 
 
 def main() -> None:
-    """Ends when stdin does, after a last checkpoint if anything was decided since the one before."""
-    duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=CheckpointDuty)
+    """Ends when it is asked to, after a last checkpoint if anything was decided since the one before."""
+    orders = FileIO(0, closefd=False)  # no buffer: another thread reads on
+    duty = msgspec.json.decode(orders.readline(), type=CheckpointDuty)
     logs.configure(who="checkpoints", level=duty.log_level, form=duty.log_format)
-    store = connected(duty)
+    is_over = threading.Event()
+    threading.Thread(target=heed, args=(orders, is_over), name="psstore-orders", daemon=True).start()
+    store = connected(duty, is_over)
     if store is not None:
         with store:
-            Schedule(store, duty).run()
+            Schedule(store, duty, is_over).run()
 
 
-def connected(duty: CheckpointDuty) -> Store | None:
+def heed(orders: FileIO, is_over: threading.Event) -> None:
+    """Ends this process with the supervisor, in the middle of anything."""
+    if orders.readline() != LAST_CHECKPOINT:
+        os._exit(EXIT_FAILED)
+    is_over.set()
+
+
+def connected(duty: CheckpointDuty, is_over: threading.Event) -> Store | None:
     """Tries as long as the supervisor lives and has not asked for the end."""
     while True:
         try:
             return open_store(duty.url, Options(role="client", credentials=duty.credentials, wait_s=WRITE_S))
         except PsstoreError as error:
             _log.error("no checkpoints are written: %s", error.message)
-        if is_over(RETRY_S):
+        if is_over.wait(RETRY_S):
             return None
-
-
-def is_over(wait_s: float) -> bool:
-    """Whether the end was asked for, at the latest after that time."""
-    return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 
 class Schedule:
     """When the next checkpoint is due."""
 
-    def __init__(self, store: Store, duty: CheckpointDuty) -> None:
+    def __init__(self, store: Store, duty: CheckpointDuty, is_over: threading.Event) -> None:
         self._store = store
         self._duty = duty
+        self._is_over = is_over
         self._version = duty.began_at
         """Version of the last checkpoint; at first the one that the store began with."""
         self._written_at = time.monotonic()
 
     def run(self) -> None:
         not_before = 0.0
-        while not is_over(LOOK_S):
+        while not self._is_over.wait(LOOK_S):
             if time.monotonic() >= not_before and self._is_due() and not self._write():
                 not_before = time.monotonic() + RETRY_S
         if self._num_new():

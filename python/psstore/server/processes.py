@@ -66,6 +66,10 @@ def _start(module: str, settings: msgspec.Struct, *, files: tuple[int, ...] = ()
     return process
 
 
+LAST_CHECKPOINT = b"last\n"
+"""What the process that has checkpoints written is told at the end of a store, but for its settings all that it is."""
+
+
 class CheckpointDuty(msgspec.Struct, frozen=True, kw_only=True):
     """What the process that has checkpoints written is told."""
 
@@ -137,6 +141,7 @@ class CheckpointProcess(Companion):
         """Asks for the last one; then it ends."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(LAST_CHECKPOINT)
             self._process.stdin.close()
 
 
