@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "core/breakable_rules.h"
 #include "kernels/codec.h"
@@ -148,8 +149,32 @@ void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const Buf
     case Standing::kStale: refuse(entries, ErrorCode::STALE_INCARNATION); break;
     case Standing::kDecided: acknowledge(entries); break;
     case Standing::kPromised:
+    case Standing::kMeasured:
     case Standing::kOpen: accept({WriteKind::kPush, origin, standing, payload}, entries); break;
   }
+}
+
+// Pushes that are under way are staged before, or find the seal.
+void Shard::seal(const Origin& origin) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  ranks_.seal(origin);
+}
+
+std::optional<double> Shard::staged_squares(const Origin& origin,
+                                            std::vector<std::pair<uint64_t, uint64_t>> tensors) {
+  // As a decision on it alone would reduce it.
+  const Decision alone(1, false, 1.0, {{origin, 1.0F, std::move(tensors)}}, {});
+  const SharedLock lock(table_.decision_mutex);
+  const std::optional<std::vector<Sum>> sums = table_.staged_squares(alone);
+  if (!sums) return std::nullopt;
+  const Gathered gathered = backend_->gather_sums(*sums);
+  if (gathered.ready) gathered.ready->wait();
+  double total = 0;
+  for (const Piece& piece : gathered.pieces) {
+    const auto* squares = reinterpret_cast<const double*>(piece.buffer->data());
+    total = std::accumulate(squares, squares + piece.num_bytes / sizeof(double), total);
+  }
+  return total;
 }
 
 void Shard::initialise(std::span<SliceEntry> entries, const BufferRef& payload) {
@@ -343,6 +368,10 @@ ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot
   }
   if (held_with != nullptr) {
     return ErrorCode::ROUND_OUT_OF_ORDER;  // it would take the place of what the slot is held with
+  }
+  if (incoming.standing == Standing::kMeasured && slot.staging().find(incoming.origin) != nullptr) {
+    counters_.duplicates.add();
+    return ErrorCode::OK;
   }
   if (slot.spec().has_rows() && !slot.has_room_for(slice)) return ErrorCode::TABLE_FULL;
   const Staged outcome = slot.staging().offer({incoming.origin, slice});

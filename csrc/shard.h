@@ -83,6 +83,12 @@ class Shard {
   // the rank become STALE_INCARNATION; those that would replace what a held slot counts on,
   // ROUND_OUT_OF_ORDER.
   void stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload);
+  // What that origin has staged stays as it is from now on: pushed again it is acknowledged and ignored.
+  void seal(const Origin& origin);
+  // The sum of squares of all that the origin has staged of these tensors, ranges of ids, added in the order of keys.
+  // None: a slice of them lacks it. Waits for the device.
+  std::optional<double> staged_squares(const Origin& origin,
+                                       std::vector<std::pair<uint64_t, uint64_t>> tensors);
   // Sets values where there are none; elsewhere the entry is acknowledged and ignored.
   void initialise(std::span<SliceEntry> entries, const BufferRef& payload);
   // ASSIGN, ADD or RESTORE, once per (client, sequence); call it even if no entry is OK, the sequence

@@ -277,8 +277,8 @@ void load(Shard& shard, Key key, uint64_t version, uint64_t num_steps, const py:
   shard.load({key, version, num_steps, SlotImage::parts_of_rows(num_rows)}, buffers);
 }
 
-// (rank, incarnation, decided round or -1, whether it was promised, missing round or -1)
-using LifeTuple = std::tuple<uint32_t, uint32_t, int64_t, bool, int64_t>;
+// (rank, incarnation, decided round or -1, whether it was promised, missing round or -1, sealed round or -1)
+using LifeTuple = std::tuple<uint32_t, uint32_t, int64_t, bool, int64_t, int64_t>;
 // (lives, writers and their last numbers, ranges of dropped ids, whether values were restored since the last decision)
 using HistoryTuple =
     std::tuple<std::vector<LifeTuple>, std::vector<std::pair<std::string, uint64_t>>,
@@ -297,7 +297,7 @@ HistoryTuple history(Shard& shard) {
   std::vector<LifeTuple> lives;
   for (const auto& [rank, life] : found.lives) {
     lives.emplace_back(rank, life.incarnation, or_none(life.decided_round), life.promised,
-                       or_none(life.missing_round));
+                       or_none(life.missing_round), or_none(life.sealed_round));
   }
   return {std::move(lives), std::move(found.writers), std::move(found.dropped), found.restored};
 }
@@ -305,8 +305,8 @@ HistoryTuple history(Shard& shard) {
 void resume(Shard& shard, const HistoryTuple& known, const Decision* last) {
   const auto& [lives, writers, dropped, restored] = known;
   Shard::History history{{}, writers, dropped, restored};
-  for (const auto& [rank, incarnation, decided, promised, missing] : lives) {
-    history.lives[rank] = {incarnation, if_any(decided), promised, if_any(missing)};
+  for (const auto& [rank, incarnation, decided, promised, missing, sealed] : lives) {
+    history.lives[rank] = {incarnation, if_any(decided), promised, if_any(missing), if_any(sealed)};
   }
   shard.resume(std::move(history), last != nullptr ? std::optional(*last) : std::nullopt);
 }
@@ -380,6 +380,20 @@ void bind_table(py::module_& m) {
              }
              return found;
            })
+      .def(
+          "seal",
+          [](Shard& self, uint32_t rank, uint32_t incarnation, uint64_t round) {
+            self.seal({rank, incarnation, round});
+          },
+          py::arg("rank"), py::arg("incarnation"), py::arg("round"), no_gil)
+      .def(
+          "staged_squares",
+          [](Shard& self, uint32_t rank, uint32_t incarnation, uint64_t round,
+             std::vector<std::pair<uint64_t, uint64_t>> tensors) {
+            return self.staged_squares({rank, incarnation, round}, std::move(tensors));
+          },
+          py::arg("rank"), py::arg("incarnation"), py::arg("round"), py::kw_only(),
+          py::arg("tensors"), no_gil)
       .def("set_scale", &Shard::set_scale, py::arg("number"), py::arg("factor"), no_gil)
       .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
       .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false,

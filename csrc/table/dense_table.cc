@@ -268,6 +268,23 @@ std::optional<Sum> DenseTable::squares(Stripe&, Slot& slot) {
   return slot.squares(pending_->decision(), *backend_);
 }
 
+std::optional<std::vector<Sum>> DenseTable::staged_squares(const Decision& alone) {
+  std::vector<std::pair<Key, Sum>> by_key;
+  for (const auto& [key, slot] : decided_) {
+    if (!alone.members()[0].has(tensor_of(key))) continue;
+    Stripe& stripe = stripe_of(key);
+    const MutexLock lock(stripe.mutex);
+    bring_up_to_date(stripe, *slot);
+    if (slot->lacks(alone.members()[0])) return std::nullopt;
+    by_key.emplace_back(key, slot->staged_squares(alone, *backend_));
+  }
+  std::ranges::sort(by_key, {}, &std::pair<Key, Sum>::first);
+  std::vector<Sum> sums;
+  sums.reserve(by_key.size());
+  for (auto& [key, sum] : by_key) sums.push_back(std::move(sum));
+  return sums;
+}
+
 // ---- reading as of a decision -----------------------------------------------------------------------
 
 uint64_t DenseTable::hold(uint64_t id, bool state) {

@@ -114,6 +114,10 @@ class DenseTable {
   std::optional<Sum> squares(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
       REQUIRES(stripe.mutex);
 
+  // Slot::staged_squares() of all slots that the decision's one member has a gradient for, by key. None: one lacks it.
+  std::optional<std::vector<Sum>> staged_squares(const Decision& alone)
+      REQUIRES_SHARED(decision_mutex);
+
   // ---- reading as of a decision
 
   // Holds decisions from this one on for a reader of that id. Returns which one it is.

@@ -14,9 +14,17 @@ Standing RankBook::meet(const Origin& origin) {
   const MutexLock lock(mutex_);
   const Life& life = latest(origin);
   if (origin.incarnation < life.incarnation) return Standing::kStale;
-  if (!life.decided_round || origin.round > *life.decided_round) return Standing::kOpen;
+  if (!life.decided_round || origin.round > *life.decided_round) {
+    return life.sealed_round == origin.round ? Standing::kMeasured : Standing::kOpen;
+  }
   const bool promised = life.promised && origin.round == *life.decided_round;
   return promised ? Standing::kPromised : Standing::kDecided;
+}
+
+void RankBook::seal(const Origin& origin) {
+  const MutexLock lock(mutex_);
+  Life& life = latest(origin);
+  if (life.incarnation == origin.incarnation) life.sealed_round = origin.round;
 }
 
 void RankBook::record(const Decision& decision) {

@@ -17,6 +17,7 @@ namespace psstore {
 enum class Standing : uint8_t {
   kOpen,      // the round may still be decided
   kPromised,  // its decision was made early: slots may wait for the contribution
+  kMeasured,  // what is there of it was measured: that stays as it is
   kDecided,   // its decision was applied: the contribution was counted, or came too late to count
   kStale,     // a later life of the rank is known
 };
@@ -25,6 +26,9 @@ class RankBook {
  public:
   // Where a push of that origin stands. A life not seen before becomes the rank's latest.
   Standing meet(const Origin& origin);
+
+  // Notes that what was pushed with that origin is measured, and may not change any more.
+  void seal(const Origin& origin);
 
   // Notes that the rounds of these members are decided.
   void record(const Decision& decision);
@@ -40,6 +44,7 @@ class RankBook {
     std::optional<uint64_t> decided_round = {};
     bool promised = false;  // that round, by an early decision
     std::optional<uint64_t> missing_round = {};
+    std::optional<uint64_t> sealed_round = {};
   };
   // All that it knows, by rank,
   std::unordered_map<uint32_t, Life> lives() const;

@@ -285,12 +285,20 @@ std::optional<Sum> Slot::squares(const Decision& decision, Backend& backend) {
   if (!settled(decision.number()) && squares_.decision != decision.number()) {
     const std::vector<Contribution> gradients = contributions(decision);
     if (gradients.empty()) return std::nullopt;
-    squares_ = {decision.number(), rows_ != nullptr
-                                       ? Sum{squares_of_rows(decision), {}, 0}
-                                       : backend.reduced_squares(reduction(decision, gradients))};
+    squares_ = {decision.number(), sum_of_squares(decision, gradients, backend)};
   }
   if (squares_.decision != decision.number()) return std::nullopt;
   return squares_.sum;
+}
+
+Sum Slot::staged_squares(const Decision& alone, Backend& backend) const {
+  return sum_of_squares(alone, contributions(alone), backend);
+}
+
+Sum Slot::sum_of_squares(const Decision& decision, std::span<const Contribution> gradients,
+                         Backend& backend) const {
+  if (rows_ != nullptr) return {squares_of_rows(decision), {}, 0};
+  return backend.reduced_squares(reduction(decision, gradients));
 }
 
 Change Slot::settle(const PendingDecision& pending, Backend& backend) {

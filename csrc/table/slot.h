@@ -239,6 +239,9 @@ class Slot {
   // concern the slot. REQUIRES: settled to the decision, or its contributions are here.
   std::optional<Sum> squares(const Decision& decision, Backend& backend);
 
+  // The same of what the one member of a decision has staged, before there is one on it. REQUIRES: it has.
+  Sum staged_squares(const Decision& alone, Backend& backend) const;
+
   // Bytes of rule state.
   size_t state_bytes() const;
   // Bytes that are kept for those who follow it, by deltas or by its changes.
@@ -282,6 +285,9 @@ class Slot {
   Change replace_value(BufferRef target, const Backend& backend);
   // What the members have staged, in rank order.
   std::vector<Contribution> contributions(const Decision& decision) const;
+  // The sum of squares of what they reduce to.
+  Sum sum_of_squares(const Decision& decision, std::span<const Contribution> gradients,
+                     Backend& backend) const;
   // The reduction of them: what a step and a sum of squares have in common.
   SliceUpdate reduction(const Decision& decision, std::span<const Contribution> gradients) const;
   void sort_members(const Decision& decision, SliceUpdate& update) const;

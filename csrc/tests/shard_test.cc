@@ -131,6 +131,36 @@ TEST_P(ShardTest, IgnoresAContributionThatIsPushedAgainAfterItsDecision) {
   EXPECT_EQ(shard.stats().at("staged_bytes"), 0U);
 }
 
+TEST_P(ShardTest, MeasuresWhatWasStagedOfTensorsAndKeepsIt) {
+  define(1, RuleKind::kSgd, 2);
+  define(2, RuleKind::kSgd, 1);
+  define(3, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {3, 4}}, {make_key(3, 0), {12}}});
+  push({1, 1, 1}, {{kA, {100, 100}}});
+  push(kFirst, {{kA, {1, 2}}});  // in place of the first
+  shard.seal(kFirst);
+  EXPECT_EQ(shard.staged_squares(kFirst, {{1, 1}, {3, 3}}), 1.0 + 4 + 144);
+  EXPECT_EQ(shard.staged_squares(kFirst, {{1, 1}}), 5.0);
+  EXPECT_EQ(shard.staged_squares(kFirst, {{7, 9}}), 0.0);
+  EXPECT_EQ(shard.staged_squares(kFirst, {{1, 2}}), std::nullopt);
+  EXPECT_EQ(push(kFirst, {{kA, {8, 8}}})[0].status, ErrorCode::OK);  // and ignored
+  push(kFirst, {{kB, {2}}});                                         // which was not there
+  EXPECT_EQ(shard.staged_squares(kFirst, {{1, 2}}), 9.0);
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_EQ(value(kA), (Floats{-1, -2}));
+  push({0, 1, 2}, {{kA, {1, 1}}});
+  push({0, 1, 2}, {{kA, {5, 5}}});
+  EXPECT_EQ(shard.staged_squares({0, 1, 2}, {{1, 1}}), 50.0);
+}
+
+TEST_P(ShardTest, SealsNothingOfALaterLifeOfARank) {
+  define(1, RuleKind::kSgd, 1);
+  push({0, 2, 1}, {{kA, {1}}});
+  shard.seal(kFirst);
+  push({0, 2, 1}, {{kA, {2}}});
+  EXPECT_EQ(shard.staged_squares({0, 2, 1}, {{1, 1}}), 4.0);
+}
+
 TEST_P(ShardTest, RefusesAnEarlierLifeOfARank) {
   define(1, RuleKind::kSgd, 1);
   push({0, 2, 1}, {{kA, {1}}});

@@ -42,7 +42,7 @@ namespace psstore {
   X(SHARE, 34, "Share", "asks for memory that client and shard share")                      \
   X(SHARED, 35, "Shared", "where a client of the same machine gets it")                     \
   X(RELEASE, 36, "", "that answer's shared memory was read; no reply")                      \
-  X(ATTEST, 38, "", "asks what the shard has applied, signed")                              \
+  X(ATTEST, 38, "Attest", "asks what the shard has applied, and measured, signed")          \
   X(ATTESTED, 39, "Attested", "for the coordinator, carried by a worker")                   \
   X(HOLD, 40, "", "keep decisions from now on, for a reader of that sequence")              \
   X(HELD, 41, "", "the decision that the shard is at")                                      \

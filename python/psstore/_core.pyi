@@ -796,6 +796,14 @@ class Shard:
     def missing(self) -> list[tuple[int, int, int]]:
         """(rank, incarnation, round) of the last contribution that a decision named in vain, of each rank's latest
         life. A worker that committed what it had not pushed."""
+    def seal(self, rank: int, incarnation: int, round: int) -> None:
+        """What was staged by that life of the rank in that round stays as it is: slices of it that are pushed again
+        are acknowledged and ignored."""
+    def staged_squares(
+        self, rank: int, incarnation: int, round: int, *, tensors: Sequence[tuple[int, int]]
+    ) -> float | None:
+        """The sum of squares of what was staged so of these tensors, ranges (first, last) of ids, added in the order of
+        keys; None: a slice of them lacks it. Waits for a device."""
     def set_scale(self, number: int, factor: float | None) -> None:
         """The scale that decision `number` waits for; None makes it a skip. Ignored if that decision is not the last,
         does not need one or has one."""
@@ -850,10 +858,11 @@ class Shard:
         """Carries the last decision out where that can be. Whether that is on all slots."""
     def history(
         self,
-    ) -> tuple[list[tuple[int, int, int, bool, int]], list[tuple[str, int]], list[tuple[int, int]], bool]:
+    ) -> tuple[list[tuple[int, int, int, bool, int, int]], list[tuple[str, int]], list[tuple[int, int]], bool]:
         """What it knows beside its slots: of each rank its latest life (rank, incarnation, decided round, whether that
-        was decided early, round of which something was missing; -1: none), of each writer the last sequence number,
-        the tensors that were dropped, as ranges of ids, and whether values were restored since the last decision."""
+        was decided early, round of which something was missing, round that is sealed; -1: none), of each writer the
+        last sequence number, the tensors that were dropped, as ranges of ids, and whether values were restored since
+        the last decision."""
     def resume(self, history: Sequence[object], last: Decision | None) -> None:
         """Goes on from another shard's history, whose last decision was that. Only `set_version` may come before it."""
     def refusals(self) -> list[tuple[str, int, list[tuple[int, int, int, int]]]]:

@@ -343,6 +343,9 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
     number is fixed."""
     grace_s: float = 0.0
     """How long a round that has its quorum stays open for the other workers that are there, in seconds."""
+    refuse_norm: float | None = None
+    """A contribution is refused whose norm is more than so many times the median of the last ones that counted, or not
+    finite. None: nobody looks."""
 
     @property
     def elastic(self) -> bool:
@@ -388,6 +391,11 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
                 " all at once, so staleness must be 0; for bounded staleness use quorum 1"
             )
         self._check_grace()
+        if self.refuse_norm is not None and not 1.0 < self.refuse_norm < math.inf:
+            raise BadArgument(
+                f"refuse_norm is {self.refuse_norm}; a contribution is refused whose norm is more than so many times"
+                " the usual one: expected a number above 1, as 10"
+            )
 
     def _check_grace(self) -> None:
         if not 0.0 <= self.grace_s < math.inf:
@@ -407,6 +415,7 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
         backups: int = 1,
         staleness: int = 2,
         grace_s: float = 0.0,
+        refuse_norm: float | None = None,
     ) -> Consistency:
         """`backups`: how many late workers a round does without; `staleness`: for ssp, at least 1. A worker alone is
         ahead of nobody, whatever the mode, and waited for by nobody."""
@@ -423,6 +432,13 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
         quorum, bound = chosen[mode]
         bound = 0 if num_workers == 1 else bound
         grace_s = 0.0 if num_workers == 1 else grace_s
-        result = Consistency(num_workers=num_workers, quorum=quorum, staleness=bound, fewest=fewest, grace_s=grace_s)
+        result = Consistency(
+            num_workers=num_workers,
+            quorum=quorum,
+            staleness=bound,
+            fewest=fewest,
+            grace_s=grace_s,
+            refuse_norm=refuse_norm,
+        )
         result.check()
         return result

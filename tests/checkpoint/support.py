@@ -16,7 +16,9 @@ from psstore.checkpoint.state import (
     ClientRecord,
     ClosedRecord,
     HyperRecord,
+    NormsRecord,
     RankRecord,
+    RefusalRecord,
     ShardState,
     StoreState,
     TensorRecord,
@@ -85,7 +87,8 @@ def make_model(
 
 def _store_state(tensors: tuple[TensorRecord, ...], decision: int) -> StoreState:
     groups = {tensor.spec.group: tensor.spec.rule for tensor in tensors}
-    closed = ClosedRecord(incarnation=2, round=41, decision=decision)
+    refused = RefusalRecord(rank=1, norm=9e9, median=1.5, limit=15.0)
+    closed = ClosedRecord(incarnation=2, round=41, decision=decision, refused=refused)
     return StoreState(
         decision=decision,
         consistency=Consistency(num_workers=2, quorum=2),
@@ -95,6 +98,8 @@ def _store_state(tensors: tuple[TensorRecord, ...], decision: int) -> StoreState
         workers=(WorkerRecord(rank=1, incarnation=2, client="c" * 32, clock=41, state="LIVE", closed=closed),),
         incarnations={0: 1, 1: 2},
         left=(0,),
+        norms=(NormsRecord(present=((1, 2), (5, 5)), norms=(1.5, 1e300)),),
+        num_refused={1: 3},
         clients=(ClientRecord(client="d" * 32, answers=((7, b"\x00\xff"), (3, b""))),),
     )
 

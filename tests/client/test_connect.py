@@ -182,6 +182,8 @@ def test_store_that_comes_late_is_waited_for() -> None:
         ("local://?colour=red", "no option 'colour'"),
         ("local://?mode=maybe", "'maybe'"),
         ("local://?grace_s=soon", "grace_s is 'soon'"),
+        ("local://?refuse_norm=much", "refuse_norm is 'much'; expected a number"),
+        ("local://?refuse_norm=0.5", "expected a number above 1"),
         ("local://?workers=2&grace_s=1", "no quorum waits for others"),
         ("local://?shards=0", "at least 1"),
     ],

@@ -88,6 +88,36 @@ def test_values_that_are_not_finite_are_refused_if_asked_for() -> None:
         assert_array_equal(store.pull("w"), np.array([0, 1], F32))
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_contribution_that_is_far_beyond_the_usual_is_refused_if_asked_for(shards: int) -> None:
+    with psstore.LocalStore(shards, refuse_norm=4.0) as server, server.connect() as store:
+        store.create("w", np.zeros(4, F32), rule="sgd")
+        store.create_table("rows", dim=2, rule="sgd", group=1)
+        for size in [*[1.0] * 8, 4.1, 4.0]:
+            store.push("w", [0.0, 0.0, 0.0, 3 * size], codec="bf16")
+            store.push_rows("rows", [7, 7], np.full((2, 2), size * np.sqrt(2), F32))  # the row's norm is 4
+            result = store.commit({"lr": 1.0})
+            assert (result.refused is not None) == result.skipped == (size > 4.0)
+            if result.refused is not None:
+                told = result.refused
+                assert told.rank == 0
+                assert told.norm == pytest.approx(20.5, rel=1e-2)
+                assert told.median == pytest.approx(5.0)
+                assert told.limit == pytest.approx(20.0)
+            assert result.counts == (size <= 4.0)
+        assert_array_equal(store.pull("w"), [0, 0, 0, -36])
+
+
+def test_what_a_codec_keeps_back_of_a_refused_contribution_goes_with_it() -> None:
+    with psstore.LocalStore(refuse_norm=4.0) as server, server.connect() as store:
+        store.create("w", np.zeros(4096, F32), rule="sgd")
+        for size in [1.0] * 8 + [100.0, 1.0]:
+            store.push("w", np.linspace(-size, size, 4096, dtype=F32), codec="int8")
+            result = store.commit({"lr": 1.0})
+        assert result.counts
+        assert np.abs(store.residuals(["w"])["w"]).max() < 0.01
+
+
 def test_float64_tensors_take_no_other_precision() -> None:
     with psstore.connect("local://", rank=0, num_workers=1) as store:
         store.create("w", np.zeros(2), rule="sgd")

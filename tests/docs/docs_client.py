@@ -248,6 +248,8 @@ class Client:
         heard = min(link.version for link in self.links)
         self._decisions = {number: signed for number, signed in self._decisions.items() if number > heard}
         body = {"round": self.round, "hypers": hypers, "weight": weight, "present": as_ranges(self._pushed)}
+        if self._pushed and self.links[0].welcome.get("refuse_norm") is not None:
+            body["measured"] = self._measured(body["present"])
         known = {"since": self._last_decision, "applied": self._applied, "wait_s": WAIT_S}
         committed = self._coordinator(Op.COMMIT, body | known)
         self._keep(committed["decisions"])
@@ -255,6 +257,10 @@ class Client:
         asked = self.links if committed.get("attest") else []
         self._applied = [self._ask(link, Frame(Op.ATTEST)).fields["applied"] for link in asked]
         return committed
+
+    def _measured(self, present: object) -> list[Body]:
+        attest = {"round": self.round, "present": present}
+        return [self._ask(link, Frame(Op.ATTEST, body=attest)).fields["measured"] for link in self.links]
 
     def pull(self, names: Iterable[str]) -> dict[str, bytes]:
         """Values that have all decisions that anybody was told of; on the way every shard learns of these."""

@@ -139,7 +139,8 @@ def by_docs_client(client: Client) -> list[Model]:
 
 @pytest.fixture
 def sync_store() -> Iterator[StoreProcess]:
-    with StoreProcess("--shards", str(NUM_SHARDS), "--workers", "2") as store:
+    """Its shards measure what workers push."""
+    with StoreProcess("--shards", str(NUM_SHARDS), "--workers", "2", "--refuse-norm", "1000") as store:
         yield store
 
 

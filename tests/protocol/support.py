@@ -48,6 +48,7 @@ class FakeStore:
         max_handed_bytes: int | None = None,
         fewest: int | None = None,
         grace_s: float = 0.0,
+        refuse_norm: float | None = None,
     ) -> None:
         self.now = 100.0
         consistency = Consistency(
@@ -56,6 +57,7 @@ class FakeStore:
             staleness=staleness,
             fewest=fewest,
             grace_s=grace_s,
+            refuse_norm=refuse_norm,
         )
         self.coordinator = Coordinator(
             consistency=consistency,

@@ -141,6 +141,13 @@ def test_a_quorum_has_the_grace_that_it_was_given() -> None:
     assert alone.consistency() == Consistency(), "with one worker nobody is waited for"
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_store_refuses_by_the_norm_that_it_was_given(workers: int) -> None:
+    given = {"workers": workers, "refuse_norm": 10.0}
+    settings = resolve(ServerSettings, flags=given, file=None, environ={}).settings
+    assert settings.consistency().refuse_norm == 10.0
+
+
 @pytest.mark.parametrize("mode", ["sync", "backup", "ssp", "async"])
 def test_every_mode_goes_with_one_worker_and_with_two(mode: str) -> None:
     for workers in (1, 2):
@@ -160,6 +167,9 @@ def test_every_mode_goes_with_one_worker_and_with_two(mode: str) -> None:
         {"grace_s": 5.0},
         {"mode": "async", "grace_s": 5.0},
         {"quorum": 3, "grace_s": float("inf")},
+        {"refuse_norm": 1.0},
+        {"refuse_norm": float("inf")},
+        {"workers": 1, "refuse_norm": 0.0},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, str | int | float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -10,6 +11,9 @@ import signal
 import pytest
 
 from psstore import errors
+from psstore.protocol.norm_guard import NormGuard
+from psstore.protocol.signing import Signer
+from psstore.server.refusal_log import RefusalLog
 from psstore.wire import messages as m
 from tests.support.raw_client import RawClient
 from tests.support.server_process import StoreProcess, eventually
@@ -104,3 +108,22 @@ def test_json_lines_have_the_same_facts() -> None:
     assert line["peer"].startswith("a client before its HELLO at 127.0.0.1:")
     assert line["message"].startswith("closing the connection: ")
     assert isinstance(line["time"], float)
+
+
+def test_a_rank_that_is_refused_again_and_again_is_told_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    guard = NormGuard(2.0, signer=Signer(b"a key of the store's own"), num_shards=1)
+    log = RefusalLog(guard)
+    for count in range(1, 6):
+        guard.refused([m.Refusal(rank=3, norm=50.0 + count, median=5.0, limit=10.0)])
+        if count == 1:
+            guard.refused([m.Refusal(rank=1, norm=math.inf)])
+        log.update()
+    assert caplog.messages == [
+        "the contribution of rank 3 was refused: its norm is 51 and may be 10 at most; the median of the last ones that"
+        " counted is 5 (of this rank so far: 1)",
+        "the contribution of rank 1 was refused: its norm is inf and has to be finite (of this rank so far: 1)",
+        "the contribution of rank 3 was refused: its norm is 52 and may be 10 at most; the median of the last ones that"
+        " counted is 5 (of this rank so far: 2)",
+        "the contribution of rank 3 was refused: its norm is 54 and may be 10 at most; the median of the last ones that"
+        " counted is 5 (of this rank so far: 4)",
+    ]

@@ -14,6 +14,7 @@ from .plan import (
     elastic_plan_of,
     falling_plan_of,
     following_plan_of,
+    guarded_plan_of,
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
@@ -28,6 +29,7 @@ KINDS = {
     "--elastic": (elastic_plan_of, "workers come and go"),
     "--standbys": (standby_plan_of, "every shard has a standby, and some die"),
     "--refusals": (refusing_plan_of, "clients add to what has no value yet"),
+    "--norms": (guarded_plan_of, "contributions are astray, and refused by their norm"),
     "--followers": (
         following_plan_of,
         "readers follow by what changes; shards have standbys, the store goes back, or neither",

@@ -31,7 +31,7 @@ from psstore.protocol.client import GRACE_S, Hold, Transfer
 from psstore.protocol.shares import Shares
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist, Scale
-from psstore.wire.ranges import contains
+from psstore.wire.ranges import contains, to_ranges
 
 from . import model, rows
 from .history import Additions, History, Loss, Read, RowList, RowRead, Seen, Version, Wait, Writes
@@ -268,7 +268,12 @@ class Worker(Actor):
             model.gradient(self.plan, self.tensors[i].spec, self.values[i], rank=self.rank, life=self.life, round=round)
             for i in present
         ]
-        self.history.pushed.add((self.rank, self.life, round))
+        cell = (self.rank, self.life, round)
+        self.history.pushed.add(cell)
+        self.history.norms[cell] = (
+            to_ranges(self.tensors[i].id for i in present),
+            model.norm(self.plan, gradients),
+        )
         if self.plan.is_elastic:
             self.take_share()
         chosen = [self.tensors[i] for i in present]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from statistics import median
 
 import numpy as np
+import pytest
 
 from psstore.errors import InternalError, ProtocolError
 from psstore.protocol.membership import Liveness
 from psstore.types import Tensor
-from psstore.wire.ranges import contains
+from psstore.wire.ranges import Ranges, contains
 
 from . import model
 from .actors import BARRIER_WAIT_S, GIVEN, NUM_WRITES, PROMPT_S, Writer
@@ -99,9 +102,11 @@ def graces_are_kept(plan: Plan, history: History) -> None:
         return
     terms, latest_s = plan.consistency, LATE_S + 40 * plan.latency_s
     for decision in history.decisions:
-        asked = sorted(history.asked_at[member.rank, member.incarnation, member.round] for member in decision.members)
+        took_part = history.refused_in(decision.number)
+        took_part |= {(member.rank, member.incarnation, member.round) for member in decision.members}
+        asked = sorted(history.asked_at[cell] for cell in took_part)
         decided, quorum_at = history.decided_at[decision.number], asked[min(terms.quorum, len(asked)) - 1]
-        missing = history.training_at(decided) - {member.rank for member in decision.members}
+        missing = history.training_at(decided) - {rank for rank, _, _ in took_part}
         if missing:
             said = f"decision {decision.number} is without {missing}, {decided - quorum_at:.3f} s after its quorum"
             assert decided >= quorum_at + plan.grace_s - SLACK_S, said
@@ -215,10 +220,42 @@ def workers_are_told_the_truth(plan: Plan, history: History) -> None:
     }
     for cell, committed in history.commits.items():
         told = None if committed.late else committed.decision
-        assert decision_of.get(cell) == told, f"{cell} was told {committed}, it is in {decision_of.get(cell)}"
+        if committed.refused is not None and not committed.skip:
+            told = None
+        is_left_out = committed.refused is not None and decision_of.get(cell) is None
+        assert is_left_out or decision_of.get(cell) == told, f"{cell} was told {committed}: {decision_of.get(cell)}"
         stopped = committed.late and committed.stop
         assert stopped or committed.next_round > cell[2], f"{cell} was told to do round {committed.next_round} next"
         assert stopped or not committed.late or plan.mode == "backup", f"{cell} was late in mode {plan.mode}"
+
+
+def refusals_are_the_right_ones(plan: Plan, history: History) -> None:
+    """Nothing counts that is not finite or far beyond what counted before, and nothing else is refused: by the norms
+    of what workers pushed, and the order of decisions alone."""
+    kept: dict[Ranges, list[float]] = {}
+    ratio = math.inf if plan.refuse_norm is None else plan.refuse_norm
+    for decision in history.decisions:
+        for cell in history.refused_in(decision.number):
+            present, norm = history.norms[cell]
+            before = kept.get(present, [])
+            usual = median(before) if len(before) >= model.FEWEST_NORMS else None
+            told = history.commits[cell].refused
+            assert told is not None
+            assert told.rank == cell[0], f"{cell} was told {told}"
+            assert told.norm == pytest.approx(norm, nan_ok=True), f"{cell} was told {told}, and the norm is {norm}"
+            assert told.median == (None if usual is None else pytest.approx(usual)), f"{cell}: {told}, and not {usual}"
+            is_too_large = usual is not None and norm > ratio * usual
+            assert is_too_large or not math.isfinite(norm), f"{cell} was refused: {told}"
+        for member in decision.members if plan.refuse_norm is not None and not decision.skip else ():
+            present, norm = history.norms[member.rank, member.incarnation, member.round]
+            before = kept.get(present, [])
+            limit = ratio * median(before) if len(before) >= model.FEWEST_NORMS else math.inf
+            counted = f"rank {member.rank} counts in decision {decision.number} with a norm of {norm}: {limit}"
+            assert not present or (math.isfinite(norm) and norm <= limit), counted
+        for member in decision.members if not decision.skip else ():
+            present, norm = history.norms[member.rank, member.incarnation, member.round]
+            if present:
+                kept[present] = [*kept.get(present, []), norm][-model.NORMS_KEPT :]
 
 
 def values_are_what_the_decisions_say(plan: Plan, history: History) -> None:
@@ -451,6 +488,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     rounds_are_shared_out,
     liars_stop_nobody,
     workers_are_told_the_truth,
+    refusals_are_the_right_ones,
     values_are_what_the_decisions_say,
     rows_are_what_the_decisions_say,
     reads_are_never_torn,

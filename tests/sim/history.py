@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from psstore.errors import TornRound
 from psstore.types import Tensor
 from psstore.wire.messages import Committed, DecisionFact
+from psstore.wire.ranges import Ranges
 
 from .archive import Archived
 
@@ -144,6 +145,8 @@ class History:
     """Of which at least one push began."""
     lied: set[Cell] = field(default_factory=set)
     """That were to be committed with nothing pushed."""
+    norms: dict[Cell, tuple[Ranges, float]] = field(default_factory=dict)
+    """What was pushed to which tensors: its norm."""
     shares: dict[Cell, tuple[tuple[int, ...], int, list[int]]] = field(default_factory=dict)
     """Where workers come and go: whom a worker took for those that train with it, and which samples of which epoch it
     took."""
@@ -246,6 +249,10 @@ class History:
         self.answered_at = {cell: at for cell, at in self.answered_at.items() if cell in self.commits}
         for by_rank in (self.barriers_entered, self.barriers_passed, self.done):
             by_rank.clear()
+
+    def refused_in(self, decision: int) -> set[Cell]:
+        """Who was told that this decision is without its contribution, because that is refused."""
+        return {cell for cell, told in self.commits.items() if told.refused is not None and told.decision == decision}
 
     def training_at(self, when: float) -> set[int]:
         """Ranks that have ended a round before, and were answered one after: they were there between, if nobody is

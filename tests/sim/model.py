@@ -8,6 +8,7 @@ digits blur; then the same few roundings are made here.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
@@ -50,6 +51,12 @@ HYPERS: dict[int, dict[str, float]] = {
     MOMENTS: {"lr": 0.01},
 }
 
+
+FIRST_ASTRAY = 3
+"""Round from which on contributions are astray: before, there would be nothing to hold them against."""
+
+NORMS_KEPT, FEWEST_NORMS = 5, 2
+"""Norms that the median is of in simulations, at most and at least."""
 
 NUM_SAMPLES, BATCH_SIZE = 13, 2
 """Of an epoch, and of a worker in a round; where workers come and go."""
@@ -100,6 +107,8 @@ def gradient(plan: Plan, spec: TensorSpec, value: Array, *, rank: int, life: int
     made = (value * np.float32(0.25) + noise(spec.name, rank, round, size=spec.num_elems)) * scale
     if overflows(plan, rank=rank, round=round):
         made[-1:] = np.inf
+    if is_astray(plan, rank=rank, round=round):
+        made[-1:] = scale * np.float32((1e9, np.inf, np.nan)[round % 3])
     return made
 
 
@@ -134,6 +143,12 @@ def overflows(plan: Plan, *, rank: int, round: int) -> bool:
     return chance == 0 and manner_of(plan, rank=rank, round=round) == "clipped"
 
 
+def is_astray(plan: Plan, *, rank: int, round: int) -> bool:
+    """What it contributes is not like the others', and it does not know."""
+    chance = zlib.crc32(f"{plan.flavour}astray{rank}.{round}".encode()) % 6
+    return plan.refuse_norm is not None and chance == 0 and round >= FIRST_ASTRAY
+
+
 def pulls_after(plan: Plan, round: int) -> bool:
     """In some flavours workers go on with older values every other round."""
     return plan.flavour < 3 or round % 2 == 0
@@ -164,6 +179,13 @@ def counters_after(
                     digit = member.weight * plan.loss_scale * DIGIT ** (member.incarnation - 1) / decision.divisor
                     value[cell] -= np.float32(digit) * np.float32(factor)
     return values
+
+
+def norm(plan: Plan, gradients: Sequence[Array]) -> float:
+    """The 2-norm of all that a worker pushes in a round, before the loss scale."""
+    with np.errstate(over="ignore"):
+        squares = sum(float(np.square(gradient.astype(np.float64)).sum()) for gradient in gradients)
+    return math.sqrt(squares) / plan.loss_scale
 
 
 def transfers(

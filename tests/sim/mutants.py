@@ -15,7 +15,7 @@ from psstore.client.changes import Copies
 from psstore.client.layout import OneVersion
 from psstore.client.norms import SquareSums
 from psstore.errors import RoundOutOfOrder
-from psstore.protocol import decision_log, election, rounds, shard_facts, standby
+from psstore.protocol import decision_log, decisions, election, norm_guard, rounds, shard_facts, standby
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
@@ -25,6 +25,7 @@ from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.membership import Membership
+from psstore.protocol.norm_guard import NormGuard
 from psstore.protocol.promised_pushes import PromisedPushes
 from psstore.protocol.replies import Reply
 from psstore.protocol.roster import Roster
@@ -44,7 +45,8 @@ from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.store_state import placed
 from psstore.types import Consistency
 from psstore.wire import records
-from psstore.wire.messages import Committed, Signed, Welcome, Word
+from psstore.wire.messages import Committed, Refusal, Signed, Welcome, Word
+from psstore.wire.ranges import Ranges
 
 from . import elections, scenario
 
@@ -373,6 +375,82 @@ def a_shard_begins_empty(
     facts.shard.set_version(checkpoint.version)
     for tensor in placed(checkpoint.store, num_shards=num_shards):
         facts.define_tensor(tensor)
+
+
+# ---- contributions that are astray ----
+
+
+@contextmanager
+def what_is_refused_is_kept_like_what_counts() -> Iterator[None]:
+    judge = NormGuard.judge
+
+    def noting(self: NormGuard, rank: int, present: Ranges, norm: float | None) -> Refusal | None:
+        refusal = judge(self, rank, present, norm)
+        self.admit([(present, norm if refusal is not None and math.isfinite(refusal.norm) else None)])
+        return refusal
+
+    with mock.patch.object(NormGuard, "judge", noting):
+        yield
+
+
+@contextmanager
+def norms_are_of_whatever_tensors() -> Iterator[None]:
+    judge, admit = NormGuard.judge, NormGuard.admit
+    with (
+        mock.patch.object(NormGuard, "judge", lambda self, rank, present, norm: judge(self, rank, (), norm)),
+        mock.patch.object(NormGuard, "admit", lambda self, norms: admit(self, [((), norm) for _, norm in norms])),
+    ):
+        yield
+
+
+@contextmanager
+def refused_workers_are_told_that_they_count() -> Iterator[None]:
+    answer = Rounds._answer
+
+    def flattering(self: Rounds, *args: Any) -> Reply:
+        told = answer(self, *args)
+        assert isinstance(told.result, Committed)
+        return Reply(told.conn, told.request, replace(told.result, refused=None))
+
+    with mock.patch.object(Rounds, "_answer", flattering):
+        yield
+
+
+@contextmanager
+def whoever_is_refused_counts_all_the_same() -> Iterator[None]:
+    make = decisions.make
+
+    def generous(number: int, workers: Any, commits: Any, hypers: Any, *, skip: bool) -> Any:
+        return make(number, workers, commits, hypers, skip=False)
+
+    with mock.patch.object(decisions, "make", generous):
+        yield
+
+
+@contextmanager
+def what_is_not_finite_counts() -> Iterator[None]:
+    judge = NormGuard.judge
+    tolerant: Callable[..., Refusal | None] = lambda self, rank, present, norm: judge(  # noqa: E731
+        self, rank, present, norm if norm is not None and math.isfinite(norm) else None
+    )
+    with mock.patch.object(NormGuard, "judge", tolerant):
+        yield
+
+
+NORM_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "nothing is refused": ("sync", _method(NormGuard, "judge", lambda self, rank, present, norm: None)),
+    "what is not finite counts": ("async", what_is_not_finite_counts),
+    "norms are held against the largest": ("sync", lambda: mock.patch.object(norm_guard, "median", max)),
+    "what is refused is kept like what counts": ("sync", what_is_refused_is_kept_like_what_counts),
+    "norms are of whatever tensors": ("sync", norms_are_of_whatever_tensors),
+    "refused workers are told that they count": ("backup", refused_workers_are_told_that_they_count),
+    "where everybody is refused all count": ("async", whoever_is_refused_counts_all_the_same),
+    "a store that goes on elsewhere knows no norms": (
+        "sync",
+        _method(NormGuard, "restore", lambda self, norms, num_refused: None),
+    ),
+}
+"""As above, and shown where contributions are astray."""
 
 
 FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {

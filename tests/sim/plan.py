@@ -122,6 +122,8 @@ class Plan:
     """Readers that go from version to version by what has changed."""
     num_forerunners: int = 0
     """Clients that add to what has no value yet, and are refused."""
+    refuse_norm: float | None = None
+    """Some contributions are astray, and refused if their norm is more than so many times the usual."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
@@ -144,7 +146,8 @@ class Plan:
         fixed = Consistency.of_mode(
             self.mode, num_workers=self.num_workers, staleness=self.staleness, grace_s=self.grace_s
         )
-        return structs.replace(fixed, fewest=1) if self.is_elastic else fixed
+        terms = structs.replace(fixed, refuse_norm=self.refuse_norm)
+        return structs.replace(terms, fewest=1) if self.is_elastic else terms
 
     @property
     def disturbed(self) -> bool:
@@ -266,6 +269,13 @@ def refusing_plan_of(seed: int, mode: str | None = None) -> Plan:
     plan = (standby_plan_of if seed % 2 else plan_of)(seed, mode)
     num_forerunners = random.Random(f"forerunners {seed}").choice((1, 2, 3))
     return replace(plan, num_forerunners=num_forerunners, break_chance=max(plan.break_chance, 0.02))
+
+
+def guarded_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which contributions are astray, and are to be refused: where nothing else happens, where shards have
+    standbys, where the store goes back, or where its shards change."""
+    plan = (plan_of, standby_plan_of, falling_plan_of, resharding_plan_of)[seed // len(MODES) % 4](seed, mode)
+    return replace(plan, refuse_norm=1000.0, rounds=plan.rounds + 4, early=False, liar=None)
 
 
 def following_plan_of(seed: int, mode: str | None = None) -> Plan:

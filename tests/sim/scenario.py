@@ -11,7 +11,7 @@ from unittest import mock
 from psstore import types
 from psstore.client import row_frames
 from psstore.partition import slicing
-from psstore.protocol import client, rounds
+from psstore.protocol import client, norm_guard, rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.roles import Tokens
@@ -178,6 +178,8 @@ class Scenario:
             mock.patch.object(types, "PARTITION_BITS", rows.PARTITION_BITS),
             mock.patch.object(row_frames, "FRAME_BYTES", rows.FRAME_BYTES),
             mock.patch.object(rounds, "ATTEST_EVERY", 2),
+            mock.patch.object(norm_guard, "KEPT", model.NORMS_KEPT),
+            mock.patch.object(norm_guard, "FEWEST", model.FEWEST_NORMS),
             mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
             mock.patch.object(
                 client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths or plan.silences or plan.reshards else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from tests.sim.plan import (
     elastic_plan_of,
     falling_plan_of,
     following_plan_of,
+    guarded_plan_of,
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
@@ -38,6 +40,7 @@ NUM_STANDBY_SEEDS = 75
 NUM_VOTING_SEEDS = 75
 NUM_REFUSING_SEEDS = 75
 NUM_FOLLOWING_SEEDS = 50
+NUM_GUARDED_SEEDS = 25
 BATCH = 25
 ROWS_EVERY = 5
 """Of so many seeds one has tables of rows, with which a run takes longer."""
@@ -139,6 +142,19 @@ def test_promises_hold_where_readers_follow_for_seeds_from(first: int) -> None:
         num_by_changes += history.num_by_changes
     assert num_by_changes > num_versions // 4, "most came whole"
     assert num_by_changes > 10 * BATCH, "hardly a version came by changes"
+
+
+@pytest.mark.parametrize("first", range(0, NUM_GUARDED_SEEDS, BATCH))
+def test_promises_hold_where_contributions_are_refused_for_seeds_from(first: int) -> None:
+    refusals = [
+        (told.refused, told.skip)
+        for history in histories(map(guarded_plan_of, range(first, first + BATCH)), "--norms ")
+        for told in history.commits.values()
+        if told.refused is not None
+    ]
+    assert len(refusals) > BATCH, "hardly anything was refused"
+    assert sum(math.isfinite(refusal.norm) for refusal, _ in refusals) > BATCH // 2, "hardly by a limit"
+    assert {True, False} == {skip for _, skip in refusals}
 
 
 @pytest.mark.parametrize("first", range(0, NUM_VOTING_SEEDS, BATCH))

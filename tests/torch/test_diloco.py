@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
@@ -225,6 +226,31 @@ def test_a_learner_that_is_late_contributes_to_the_open_round() -> None:
         assert learners[2].store.version == 4
         for rank in (0, 2):
             assert torch.equal(models[rank].bias, begun - (begun - (begun + 0.25) + (begun - (begun + 0.75))) / 2)
+
+
+def test_a_learner_that_goes_astray_is_told_and_the_others_go_on_as_if_it_were_not_there() -> None:
+    models = [Odd(seed=0) for _ in range(2)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        model = models[rank]
+        still, outer = SGD(model.parameters(), lr=0.0), WHOLE(model.parameters())
+        optimizer = DiLoCo(model, still, store, every=1, fragments=1, outer=outer)
+        backward(model, next(batches(1)))
+        for round in range(1, 7):
+            with torch.no_grad():
+                model.bias.add_(1000.0 if (rank, round) == (1, 5) else 1.0)
+            optimizer.step()
+
+    with warnings.catch_warnings(record=True) as caught, psstore.LocalStore(workers=2, refuse_norm=10.0) as local:
+        warnings.simplefilter("always")
+        in_threads([partial(work, local.connect(rank=rank), rank) for rank in range(2)])
+        told = [str(one.message) for one in caught if "refused" in str(one.message)]
+        assert len(told) == 1
+        assert told[0].startswith("the contribution of rank 1 was refused: its norm is ")
+        assert told[0].endswith("; round 5 went on without it")
+    assert_same_bits(*models)
+    moved = models[0].bias.detach() - Odd(seed=0).bias.detach()
+    torch.testing.assert_close(moved, torch.full_like(moved, 6.0))
 
 
 def test_a_learner_that_has_missed_rounds_merges_what_they_were_about() -> None:

@@ -76,6 +76,24 @@ class HyperRecord(Struct, frozen=True, kw_only=True):
     values: Mapping[str, float]
 
 
+class RefusalRecord(Struct, frozen=True, kw_only=True):
+    """Why a contribution was refused."""
+
+    rank: int
+    norm: float | None = None
+    """None: it was not finite, which JSON has no number for."""
+    median: float | None = None
+    limit: float | None = None
+
+
+class NormsRecord(Struct, frozen=True, kw_only=True):
+    """Norms of the last contributions to a set of tensors that counted, the last one at the end."""
+
+    present: tuple[tuple[int, int], ...]
+    """Ids of the tensors, as ascending ranges (first, last)."""
+    norms: tuple[float, ...]
+
+
 class ClosedRecord(Struct, frozen=True, kw_only=True):
     """The last decided round of a worker, so that a commit that comes again gets the answer that it got."""
 
@@ -84,6 +102,7 @@ class ClosedRecord(Struct, frozen=True, kw_only=True):
     decision: int
     late: bool = False
     skip: bool = False
+    refused: RefusalRecord | None = None
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True):
@@ -148,6 +167,10 @@ class StoreState(Struct, frozen=True, kw_only=True):
     """Number of the leadership that made the decision."""
     members: tuple[MembersRecord, ...] = ()
     """All changes of who takes part, since the training began."""
+    norms: tuple[NormsRecord, ...] = ()
+    """Where contributions are refused by their norm; the tensors that had a round last come last."""
+    num_refused: Mapping[int, int] = {}
+    """Contributions that were refused, by rank."""
     extra: Mapping[str, str] = {}
     """What later parts of psstore keep here, by name."""
 

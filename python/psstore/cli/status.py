@@ -51,6 +51,9 @@ def lines_of(found: StoreStatus) -> list[str]:
         f"workers     {', '.join(workers) or 'none has joined'} (of {found.num_workers})",
         f"checkpoint  {last}",
     ]
+    refused = [f"{one.refused:,} of rank {one.rank}" for one in found.workers if one.refused]
+    if refused:
+        lines.append(f"refused     {', '.join(refused)}: contributions of a norm far beyond the usual, or not finite")
     for shard in found.shards:
         behind = found.version - shard.version
         where = f"version {shard.version}" + (f", {behind} behind" if behind > 0 else "")

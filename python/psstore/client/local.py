@@ -294,6 +294,7 @@ class LocalOptions(TypedDict, total=False):
     mode: str
     staleness: int
     grace_s: float
+    refuse_norm: float
     device: str
     max_memory: str
 
@@ -313,13 +314,14 @@ def parse_local(url: str) -> LocalOptions:
                 options[name] = text if is_range else int(text)  # type: ignore[literal-required]
             except ValueError:
                 raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected an integer") from None
-        elif name == "grace_s":
+        elif name in ("grace_s", "refuse_norm"):
             try:
-                options["grace_s"] = float(text)
+                options[name] = float(text)  # type: ignore[literal-required]
             except ValueError:
-                raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected a number of seconds") from None
+                expected = "a number of seconds" if name == "grace_s" else "a number"
+                raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected {expected}") from None
         else:
-            there_are = "shards, workers, mode, staleness, grace_s, device and max_memory"
+            there_are = "shards, workers, mode, staleness, grace_s, refuse_norm, device and max_memory"
             raise BadArgument(f"URL {url!r}: no option {name!r}; there are {there_are}")
     return options
 
@@ -341,21 +343,30 @@ class LocalStore:
         staleness: int = 2,
         grace_s: float = 0.0,
         refuse_non_finite: bool = False,
+        refuse_norm: float | None = None,
         device: str = "cpu",
         max_memory: str | None = None,
     ) -> None:
         """`workers`: how many, or 'FEWEST:MOST' where they come and go. `mode`: 'sync', 'backup' (a round does
         without `backups` late workers, which have `grace_s` from when the others have ended it), 'ssp' (a worker may be
         `staleness` rounds ahead) or 'async'.
-        `refuse_non_finite`: refuse pushes that hold NaN or infinity. `device`: where parameters live and steps
-        are taken: 'cpu', 'cuda:0', or several, separated by commas, which the shards take in turn.
+        `refuse_non_finite`: refuse pushes that hold NaN or infinity. `refuse_norm`: have rounds go on without
+        contributions whose norm is more than so many times the median of the last ones to the same tensors, or not
+        finite (`CommitResult.refused`). `device`: where parameters live and steps are taken: 'cpu', 'cuda:0', or
+        several, separated by commas, which the shards take in turn.
         `max_memory`: main memory that the shards may take together, as '8GiB' (default: four fifths of what the
         machine or its control group has); what goes beyond it is refused with OutOfMemory."""
         if shards < 1:
             raise BadArgument(f"shards is {shards}; a store needs at least 1")
         fewest, num_workers = parse_workers("workers", workers)
         consistency = Consistency.of_mode(
-            mode, num_workers=num_workers, fewest=fewest, backups=backups, staleness=staleness, grace_s=grace_s
+            mode,
+            num_workers=num_workers,
+            fewest=fewest,
+            backups=backups,
+            staleness=staleness,
+            grace_s=grace_s,
+            refuse_norm=refuse_norm,
         )
         self.thread = LoopThread()
         self._cluster = LocalCluster(

@@ -14,6 +14,7 @@ from psstore.client.norms import Norm
 from psstore.client.schema import Hypers, per_group
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument
+from psstore.wire.messages import Refusal
 
 
 class CommitResult(Struct, frozen=True):
@@ -26,7 +27,14 @@ class CommitResult(Struct, frozen=True):
     """True if the round was decided without this worker, whose gradients don't count. Pull, and go on with
     `store.round`."""
     skipped: bool
-    """A worker's gradients were not finite: nothing changes in this round."""
+    """A worker's gradients were not finite, or nobody's were taken: nothing changes in this round."""
+    refused: Refusal | None = None
+    """The round was decided without this worker's gradients: their norm is far beyond what is usual, or not finite."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether this worker's gradients are part of what the round changed."""
+        return not (self.late or self.skipped or self.refused)
 
 
 class Counted(NamedTuple):
@@ -88,15 +96,20 @@ class Committing:
                 wait_s=context.patience(wait_s),
             )
         context.coded.committed(counted, loss_scale=loss_scale)
+        result = CommitResult(
+            round=committed.round,
+            decision=committed.decision,
+            late=committed.late,
+            skipped=committed.skip,
+            refused=committed.refused,
+        )
         if early and committed.late:  # nobody waits for what it has promised
             self._end_early()
         if not early or committed.late:
             writing.round_ended()
-            if max_norm is None or committed.late or committed.skip:
-                context.coded.conclude(counts=not committed.late and not committed.skip)
-        return CommitResult(
-            round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip
-        )
+            if max_norm is None or not result.counts:
+                context.coded.conclude(counts=result.counts)
+        return result
 
     async def finish(self, *, wait_s: float | None) -> None:
         context = self._context

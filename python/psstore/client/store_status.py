@@ -70,6 +70,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How long its commits have waited for others, all together: the one that they wait for has the least."""
     silent_s: float = 0.0
     """Since something was heard of it, its heartbeat included."""
+    refused: int = 0
+    """Contributions of its rank that were refused by their norm."""
 
 
 class TransferStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +204,7 @@ def tables_of(shards: Sequence[Counters]) -> tuple[TableStatus, ...]:
 def workers_of(counters: Counters) -> tuple[WorkerStatus, ...]:
     """From shard 0's counters."""
     clocks, waits = _by_rank(counters["rank_clocks"]), _by_rank(counters["rank_waits_s"])
-    silences = _by_rank(counters["rank_silences_s"])
+    silences, refusals = _by_rank(counters["rank_silences_s"]), _by_rank(counters.get("rank_refusals", ""))
     slowest = min(clocks.values(), default=0.0)
     return tuple(
         WorkerStatus(
@@ -211,6 +213,7 @@ def workers_of(counters: Counters) -> tuple[WorkerStatus, ...]:
             ahead=int(clock - slowest),
             waited_s=waits.get(rank, 0.0),
             silent_s=silences.get(rank, 0.0),
+            refused=int(refusals.get(rank, 0)),
         )
         for rank, clock in sorted(clocks.items())
     )

@@ -148,6 +148,12 @@ METRICS: tuple[Metric, ...] = (
         _of_workers("waited_s"),
     ),
     Metric(
+        "psstore_worker_refused_total",
+        "Contributions of a worker's rank that were refused by their norm",
+        RANK,
+        _of_workers("refused"),
+    ),
+    Metric(
         "psstore_checkpoint_version", "Version of the last checkpoint of this life", (), _of_store(_last_checkpoint)
     ),
     Metric(

@@ -33,7 +33,7 @@ from psstore.protocol.sharing import Lease, Placed
 from psstore.protocol.statuses import check
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
-from psstore.wire.ranges import to_ranges
+from psstore.wire.ranges import Ranges, to_ranges
 
 T = TypeVar("T")
 
@@ -121,6 +121,9 @@ class Client:
         """A checkpoint is being written of the decision that this worker has come to."""
         self.stopped = False
         """No further commit of this worker will count."""
+        self._measured: tuple[m.Attest, tuple[m.Signed, ...]] | None = None
+        """What was asked of this worker's last contribution, and what every shard has measured of it: once it counts
+        it is there no longer."""
         self._asked_to_attest = False
         """The coordinator wants to know what the shards have applied."""
         self._unanswered = False
@@ -180,7 +183,7 @@ class Client:
         self._learn_members(joined.members)
         self.identity.rank, self.identity.incarnation = joined.rank, joined.incarnation
         self.identity.ticket = joined.ticket
-        self.round, self.decision, self._unfinished = joined.round, joined.decision, False
+        self.round, self.decision, self._unfinished, self._measured = joined.round, joined.decision, False, None
         self.stopped = joined.stop
         self._decisions.learn(joined.decision, joined.decisions)
         for session in self.sessions:
@@ -331,6 +334,8 @@ class Client:
             await self._tell_scale()
         self._forget_applied()
         applied = await self._attest() if self._asked_to_attest else ()
+        ranges = to_ranges(present)
+        measured = await self._measure(ranges) if ranges and not (early or non_finite) else ()
         self._unanswered = True
         body = m.Commit(
             round=self.round,
@@ -338,12 +343,13 @@ class Client:
             weight=weight,
             loss_scale=loss_scale,
             non_finite=non_finite,
-            present=to_ranges(present),
+            present=ranges,
             average=average,
             early=early,
             max_norm=max_norm,
             since=self._decisions.last,
             applied=applied,
+            measured=measured,
             members=len(self.members),
             wait_s=wait_s,
         )
@@ -761,6 +767,16 @@ class Client:
         """What each shard says to have applied."""
         replies = await collect([self._request(session, "ATTEST") for session in self.shards])
         return tuple(reply.applied for reply in replies)
+
+    async def _measure(self, present: Ranges) -> tuple[m.Signed, ...]:
+        """What each shard has measured of this round's contribution, where the store wants to know."""
+        welcome, asked = self.sessions[0].welcome, m.Attest(round=self.round, present=present)
+        if welcome is None or welcome.refuse_norm is None:
+            return ()
+        if self._measured is None or self._measured[0] != asked:
+            replies = await collect([self._request(session, "ATTEST", body=asked) for session in self.shards])
+            self._measured = asked, tuple(reply.measured for reply in replies)
+        return self._measured[1]
 
     async def _tell_scale(self) -> None:
         """Tells the shards the last decision's scale. Each has to have it before the next round is committed: with the

@@ -334,6 +334,9 @@ class Coordinator:
             "rank_clocks": ",".join(f"{rank}:{workers[rank].clock}" for rank in live),
             "rank_waits_s": ",".join(f"{rank}:{self.rounds.waited_s(rank, now):.6g}" for rank in live),
             "rank_silences_s": ",".join(f"{rank}:{max(0.0, now - workers[rank].last_seen):.3g}" for rank in live),
+            "rank_refusals": ",".join(
+                f"{rank}:{count}" for rank, count in sorted(self.rounds.norm_guard.num_refused.items())
+            ),
             "staleness": ",".join(f"{ahead}:{count}" for ahead, count in self.rounds.staleness().items()),
         }
         return counters if self.rounds.torn is None else {**counters, "torn": self.rounds.torn.message}

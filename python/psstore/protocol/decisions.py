@@ -27,6 +27,11 @@ def check(commit: Commit, consistency: Consistency) -> None:
         )
     if commit.early or commit.max_norm is not None:
         _check_particular(commit, consistency)
+    if commit.early and consistency.refuse_norm is not None:
+        raise BadArgument(
+            "an early commit can't be had where contributions are refused by norm, which needs every gradient: start"
+            " the store without --refuse-norm, or commit when all is pushed"
+        )
 
 
 def _check_particular(commit: Commit, consistency: Consistency) -> None:
@@ -52,12 +57,17 @@ def weight_of(commit: Commit) -> float:
 
 
 def make(
-    number: int, workers: Sequence[Worker], commits: Sequence[Commit], hypers: dict[int, dict[str, float]]
+    number: int,
+    workers: Sequence[Worker],
+    commits: Sequence[Commit],
+    hypers: dict[int, dict[str, float]],
+    *,
+    skip: bool = False,
 ) -> DecisionFact:
     """The record of a round. Workers and their commits are in rank order, which is the order of reduction; what is
-    said once for all is said by the first."""
+    said once for all is said by the first. `skip`: nothing is to change, whatever they say."""
     members = []
-    divisor, skip, early, scaled = 0.0, False, False, False
+    divisor, early, scaled = 0.0, False, False
     for worker, commit in zip(workers, commits, strict=True):
         members.append(
             Member(

@@ -16,6 +16,7 @@ from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.norm_guard import NormGuard
 from psstore.protocol.promised_pushes import Finishing, PromisedPushes
 from psstore.protocol.replies import Reply
 from psstore.protocol.roster import Roster
@@ -24,7 +25,7 @@ from psstore.protocol.signing import Signer
 from psstore.protocol.stops import Stops
 from psstore.protocol.waits import Waits
 from psstore.types import UNBOUNDED, Consistency
-from psstore.wire.messages import Commit, Committed
+from psstore.wire.messages import Commit, Committed, Refusal
 
 ATTEST_EVERY = 64
 """Decisions after which one of the workers asks every shard what it has applied: about twice as many are kept. Each is
@@ -41,6 +42,8 @@ class Waiting(Struct, frozen=True, gc=False):
     """When the wait began."""
     hypers: Mapping[int, Chosen] = MappingProxyType({})
     """What it names, completed and checked."""
+    norm: float | None = None
+    """The norm of its contribution, where these are held against each other."""
 
     @property
     def until(self) -> float:
@@ -58,6 +61,7 @@ class Closed(Struct, frozen=True, gc=False):
     decision: int
     late: bool = False
     skip: bool = False
+    refused: Refusal | None = None
 
 
 class Rounds:
@@ -112,6 +116,7 @@ class Rounds:
         self.hand_ins = hand_ins
         self.roster = roster
         self._stops = Stops()
+        self.norm_guard = NormGuard(consistency.refuse_norm, signer=signer, num_shards=num_shards)
 
     def first_clock(self) -> int:
         """The clock that a worker joins with: the open round in lockstep, the slowest live worker's else."""
@@ -170,8 +175,8 @@ class Rounds:
             return self._late(worker, waiting)
         if self._particular:
             self._check_agreement(worker.rank, commit)
-        hypers = self.hypers.complete(commit.hypers)
-        self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers))
+        hypers, norm = self.hypers.complete(commit.hypers), self.norm_guard.measured(worker, commit)
+        self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers, norm))
         if not lockstep:
             self._decide()
             return self.settle(waiting.since)
@@ -344,19 +349,25 @@ class Rounds:
         return max(1, min(self.consistency.quorum, expected))
 
     def _decide(self) -> None:
-        """The staged commits become the next decision. Members are in rank order: that is the order of reduction."""
+        """The staged commits become the next decision. Members are in rank order: that is the order of reduction.
+        Whose contribution is refused is no member, and where all are, nothing changes."""
         staged = sorted(self._staged.of.items())
-        workers, commits = [], []
-        for rank, waiting in staged:
-            workers.append(self._membership.workers[rank])
-            commits.append(waiting.commit)
+        refused = self._refused(staged)
+        counted = [one for one in staged if one[0] not in refused]
+        members = counted or staged
+        workers = [self._membership.workers[rank] for rank, _ in members]
+        commits = [waiting.commit for _, waiting in members]
         number = self.log.last + 1
-        fact = decisions.make(number, workers, commits, self.hypers.decide(staged[0][1].hypers))
+        hypers = self.hypers.decide(members[0][1].hypers)
+        fact = decisions.make(number, workers, commits, hypers, skip=not counted)
         self.log.append(fact)
-        for worker, commit in zip(workers, commits, strict=True):
-            self._membership.reached(worker, commit.round)
-            self.closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
-            self._losses.forget(worker.rank)
+        if not fact.skip:
+            self.norm_guard.admit((waiting.commit.present, waiting.norm) for _, waiting in counted)
+        for rank, waiting in staged:
+            worker, round = self._membership.workers[rank], waiting.commit.round
+            self._membership.reached(worker, round)
+            self.closed[rank] = Closed(worker.incarnation, round, number, skip=fact.skip, refused=refused.get(rank))
+            self._losses.forget(rank)
         self._just_decided.update(staged)
         self._staged.clear()
         self._particular.clear()
@@ -369,6 +380,13 @@ class Rounds:
         if self.roster.is_elastic:
             self.roster.decided(number, dict(staged))
         self.hand_ins.decided()
+
+    def _refused(self, staged: Sequence[tuple[int, Waiting]]) -> dict[int, Refusal]:
+        """Why contributions of the round do not count, by rank."""
+        judged = {rank: self.norm_guard.judge(rank, waiting.commit.present, waiting.norm) for rank, waiting in staged}
+        refused = {rank: refusal for rank, refusal in judged.items() if refusal is not None}
+        self.norm_guard.refused(refused.values())
+        return refused
 
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
@@ -432,6 +450,7 @@ class Rounds:
             last=self.log.last,
             slowest=slowest,
             skip=closed.skip,
+            refused=closed.refused,
             attest=worker.rank == self._attester,
             hand_in=self.hand_ins.is_wanted(worker),
             stop=self._stops.is_over(worker.rank, self.log.last),

@@ -426,6 +426,7 @@ class ShardService:
             restored=identity.restored,
             fewest=identity.consistency.fewest,
             grace_s=identity.consistency.grace_s,
+            refuse_norm=identity.consistency.refuse_norm,
             returns=identity.returns,
         )
         if connection.is_gated:
@@ -473,7 +474,9 @@ class ShardService:
             self.facts.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
             return [_answer(connection.id, frame, m.Attached(version=self.shard.version))]
         if op == OPS["ATTEST"]:
-            return [_answer(connection.id, frame, m.Attested(applied=self.facts.attest()))]
+            attest = m.decode_body(m.Attest, frame.body) if frame.body else m.Attest()
+            measured = self.facts.measure(connection, attest) if attest.round else None
+            return [_answer(connection.id, frame, m.Attested(applied=self.facts.attest(), measured=measured))]
         if op == OPS["SHARE"]:
             asked = m.decode_body(m.Share, frame.body) if frame.body else m.Share()
             offer = m.Shared() if self._lender is None else self._lender.offer(connection, asked)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from psstore import _core
-from psstore.errors import BadArgument, BadBody, BadSignature, OutOfMemory, StaleIncarnation
+from psstore.errors import BadArgument, BadBody, BadSignature, OutOfMemory, StaleIncarnation, UnexpectedMessage
 from psstore.protocol.connection import Connection
 from psstore.protocol.decision_log import Made
 from psstore.protocol.sharing import MAX_LEASED_BYTES, blocks_frame
@@ -21,6 +21,7 @@ from psstore.protocol.words import Words
 from psstore.types import ITEM_BYTES, RowsSpec, Tensor, rule_number
 from psstore.wire import messages as m
 from psstore.wire import records as r
+from psstore.wire.ranges import well_formed
 
 TENSORS_IN_RECORD = 4096
 """Definitions in one frame to a standby: about a megabyte."""
@@ -140,6 +141,34 @@ class ShardFacts:
     def attest(self) -> m.Signed:
         """`applied`, signed, for a worker to carry to the coordinator."""
         return self._signer.sign(self.applied())
+
+    def measure(self, connection: Connection, asked: m.Attest) -> m.Signed:
+        """What the connection's worker has pushed in that round, which can't be changed here from then on, signed.
+        Raises UnexpectedMessage before ATTACH, BadArgument if not all was pushed that is asked for."""
+        ticket = connection.ticket
+        if ticket is None:
+            raise UnexpectedMessage("ATTEST of a round before ATTACH: whose contribution is it?")
+        if not well_formed(asked.present):
+            raise BadArgument("attest.present must be ascending, disjoint ranges (first, last) that don't touch")
+        origin = (ticket.rank, ticket.incarnation, asked.round)
+        self.shard.seal(*origin)
+        self._record(r.PushesSealed(*origin))
+        squares = self.shard.staged_squares(*origin, tensors=asked.present)
+        if squares is None:
+            raise BadArgument(
+                f"rank {ticket.rank} ends round {asked.round} with tensors of which shard {self._index} has no gradient"
+                " from it: name only what was acknowledged"
+            )
+        return self._signer.sign(
+            m.MeasuredFact(
+                shard=self._index,
+                rank=ticket.rank,
+                incarnation=ticket.incarnation,
+                round=asked.round,
+                present=asked.present,
+                squares=squares,
+            )
+        )
 
     def hear(self, carry: m.Carry) -> None:
         """Applies the carried decisions that are new here, in order. Raises BadSignature, BadBody if they end before

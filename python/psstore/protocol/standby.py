@@ -186,6 +186,8 @@ class Standby:
                 self._facts.define(record.facts)
             case r.LifeAttached():
                 self._facts.data.attached(record.rank, record.incarnation)
+            case r.PushesSealed():
+                self._facts.shard.seal(record.rank, record.incarnation, record.round)
             case r.FillBegins():
                 self._begin(record)
             case r.WritesRefused():

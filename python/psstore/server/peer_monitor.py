@@ -417,4 +417,5 @@ def _version(restored: int) -> str:
 
 def _told(terms: Consistency) -> str:
     told = f"{terms.num_workers} workers, quorum {terms.quorum}, staleness {terms.staleness}"
-    return f"{told}, grace {terms.grace_s:g} s" if terms.grace_s else told
+    told += f", grace {terms.grace_s:g} s" if terms.grace_s else ""
+    return told if terms.refuse_norm is None else f"{told}, norms refused beyond {terms.refuse_norm:g} times the median"

@@ -230,6 +230,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
+    refuse_norm: Annotated[
+        float | None,
+        _text(
+            "refuse contributions whose norm is more than so many times the median of the last ones to the same"
+            " tensors, as 10, or not finite; rounds go on without them"
+        ),
+    ] = None
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
     rejoin_s: Annotated[
@@ -401,15 +408,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         bound = UNBOUNDED if self.staleness == "unbounded" else self.staleness
         fewest, num_workers = parse_workers("workers", self.workers)
         if num_workers == 1:
-            return Consistency(num_workers=1, quorum=self.quorum or 1)  # alone, nobody is ahead of anybody
+            alone = Consistency(num_workers=1, quorum=self.quorum or 1, refuse_norm=self.refuse_norm)
+            alone.check()
+            return alone  # nobody is ahead of anybody
         mode = self.mode or ("ssp" if bound and self.quorum is None else "sync")
-        usual = Consistency.of_mode(mode, num_workers=num_workers)
+        usual = Consistency.of_mode(mode, num_workers=num_workers, refuse_norm=self.refuse_norm)
         chosen = Consistency(
             num_workers=num_workers,
             quorum=usual.quorum if self.quorum is None else self.quorum,
             staleness=usual.staleness if bound is None else bound,
             fewest=fewest,
             grace_s=self.grace_s,
+            refuse_norm=self.refuse_norm,
         )
         chosen.check()
         if self.mode and chosen != usual and chosen.mode != self.mode:

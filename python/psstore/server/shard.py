@@ -45,6 +45,7 @@ from psstore.server.host_counters import host_counters
 from psstore.server.leave import leave
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
+from psstore.server.refusal_log import RefusalLog
 from psstore.server.restoring import restore
 from psstore.server.settings import CUT, IN_SYNC, LOST, OVER, READY, RESHARD, RETIRED, Follows, ShardSettings
 from psstore.server.shard_saver import ShardSaver
@@ -138,7 +139,13 @@ async def serve(settings: ShardSettings) -> None:
         orders.on_stand_still = service.standstill.allow
         orders.on_not_resharded = server.not_resharded
     if coordinator is not None:
-        server.on_turn = MemberLog(coordinator.membership).update
+        members, refusals = MemberLog(coordinator.membership), RefusalLog(coordinator.rounds.norm_guard)
+
+        def log(now: float) -> None:
+            members.update(now)
+            refusals.update()
+
+        server.on_turn = log
     if lender is not None:
         lender.start(loop)
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]

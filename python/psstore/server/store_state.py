@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
-from psstore.checkpoint.state import ClosedRecord, HyperRecord, MembersRecord, StoreState, TensorRecord, WorkerRecord
+from psstore.checkpoint.state import (
+    ClosedRecord,
+    HyperRecord,
+    MembersRecord,
+    NormsRecord,
+    RefusalRecord,
+    StoreState,
+    TensorRecord,
+    WorkerRecord,
+)
 from psstore.partition.placement import Unplaced, place_tensors
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.hypers import Chosen
 from psstore.protocol.rounds import Closed
 from psstore.types import Tensor
-from psstore.wire.messages import Members
+from psstore.wire.messages import Members, Refusal
 
 LINEAGE = "lineage"
 """Entry of `StoreState.extra`: id of the first of the runs of which each was restored from the one before."""
@@ -43,6 +53,10 @@ def store_state(coordinator: Coordinator, *, lineage: str) -> StoreState:
         members=tuple(
             MembersRecord(version=one.version, members=one.members, absent=one.absent) for one in coordinator.roster.log
         ),
+        norms=tuple(
+            NormsRecord(present=present, norms=tuple(norms)) for present, norms in rounds.norm_guard.admitted.items()
+        ),
+        num_refused=dict(rounds.norm_guard.num_refused),
         extra={LINEAGE: lineage},
     )
 
@@ -56,6 +70,7 @@ def restore_coordinator(
     coordinator.rounds.hypers.restore(
         {group: Chosen(one.rule, dict(one.values)) for group, one in state.hypers.items()}
     )
+    coordinator.rounds.norm_guard.restore(((one.present, one.norms) for one in state.norms), state.num_refused)
     coordinator.membership.restore(state.incarnations)
     coordinator.roster.restore(
         [Members(version=one.version, members=one.members, absent=one.absent) for one in state.members]
@@ -78,4 +93,10 @@ def _closed(closed: Closed | None) -> ClosedRecord | None:
         decision=closed.decision,
         late=closed.late,
         skip=closed.skip,
+        refused=None if closed.refused is None else _refusal(closed.refused),
     )
+
+
+def _refusal(refusal: Refusal) -> RefusalRecord:
+    norm = refusal.norm if math.isfinite(refusal.norm) else None
+    return RefusalRecord(rank=refusal.rank, norm=norm, median=refusal.median, limit=refusal.limit)

@@ -15,6 +15,7 @@ from psstore.torch.local_step import LocalStep
 from psstore.torch.param_groups import with_reduction
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
+from psstore.torch.warnings import tell_of_refusal
 from psstore.torch.worker_step import check_lockstep
 from psstore.types import REDUCED_GROUP
 
@@ -68,6 +69,6 @@ class Averaging(LocalStep):
         training = self._training
         values = [(one.name, one.parameter.detach()) for one in training.trained]
         training.store.push_many(values)
-        training.store.commit(present=[name for name, _ in values])
+        tell_of_refusal(training.store.commit(present=[name for name, _ in values]))
         training.pull(training.trained)
         self._steps = 0

@@ -16,6 +16,7 @@ from psstore.client.rounds import CommitResult
 from psstore.errors import UsageError
 from psstore.torch.gradients import Gradients
 from psstore.torch.training import Overflow, Training
+from psstore.torch.warnings import tell_of_refusal
 
 Hypers = dict[int, dict[str, float]]
 """Hyper-parameters by the number of their group in the store, and by name."""
@@ -42,7 +43,7 @@ class CommittedRound:
     @property
     def changed_all(self) -> bool:
         """Whether the round has changed every parameter for certain, so that no version need be compared."""
-        return self.has_all_gradients and not self.skipped and not self.commit.late
+        return self.has_all_gradients and not self.skipped and self.commit.counts
 
 
 class GradientStep(ABC):
@@ -176,6 +177,7 @@ class GradientStep(ABC):
             average=training.average and not training.has_parts,  # of a part there is one gradient, an average
             max_norm=max_norm,
         )
+        tell_of_refusal(commit)
         has_all_gradients = len(present) == len(training.trained)
         self._committed = CommittedRound(commit, hypers, max_norm, overflow.loss_scale, has_all_gradients)
         return self._committed

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from psstore.client.rounds import CommitResult
 from psstore.client.rule_state import Restored
 from psstore.errors import UsageError
 from psstore.torch.agreement import agree
@@ -25,7 +26,7 @@ from psstore.torch.local_step import LocalStep
 from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of, with_reduction
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
-from psstore.torch.warnings import quoted
+from psstore.torch.warnings import quoted, tell_of_refusal
 from psstore.types import TensorSpec
 
 Weight = float | Literal["tokens"]
@@ -98,6 +99,8 @@ class Round:
     """The step in which they are merged."""
     news: dict[int, list[torch.Tensor]]
     """Values that have come, by the number of their fragment."""
+    ended: list[CommitResult]
+    """How it was decided, once it is: on the leader."""
 
 
 class LearnerStep(LocalStep):
@@ -230,6 +233,7 @@ class LearnerStep(LocalStep):
         weight = self._weight_of(fragment)
         hypers: Hypers = {self._training.first_group: learning.hyper()}
         news: dict[int, list[torch.Tensor]] = {}
+        ended: list[CommitResult] = []
 
         def push(gradients: list[torch.Tensor]) -> None:
             store.push_many(zip(fragment.names, gradients, strict=True), codec=self._push_codecs or None)
@@ -238,13 +242,16 @@ class LearnerStep(LocalStep):
             gradients = processes.gather(fragment.whole, parts)
             processes.ask(lambda: push(gradients))
 
+        def commit() -> None:
+            ended.append(store.commit(hypers, weight=weight, present=fragment.names))
+
         exchange = Exchange(
             push_whole,
-            lambda: processes.ask(lambda: _nothing(store.commit(hypers, weight=weight, present=fragment.names))),
+            lambda: processes.ask(commit),
             lambda: self._pull_news(news),
         )
         fragment.weighed_at = self._counted
-        self._round = Round(exchange=exchange, due=self._steps + learning.delay, news=news)
+        self._round = Round(exchange=exchange, due=self._steps + learning.delay, news=news, ended=ended)
         if learning.delay:
             exchange.start()
 
@@ -256,6 +263,8 @@ class LearnerStep(LocalStep):
         self._round.exchange.finish()
         for number, values in self._round.news.items():
             self._fragments[number].merge(values, share=self._learning.merge)
+        for ended in self._round.ended:
+            tell_of_refusal(ended)
         self._round = None
 
     def _pull_news(self, news: dict[int, list[torch.Tensor]]) -> None:

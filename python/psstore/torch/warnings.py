@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from psstore.client.rounds import CommitResult
 from psstore.errors import PsstoreError
 
 INNER = tuple(f"{root}{os.sep}" for root in (Path(__file__).parents[1], Path(str(torch.__file__)).parent))
@@ -23,6 +24,12 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(INNER):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def tell_of_refusal(commit: CommitResult) -> None:
+    """Warns a worker whose round was decided without its contribution, because that is not like the others'."""
+    if commit.refused is not None:
+        warn(f"{commit.refused.describe()}; round {commit.round} went on without it")
 
 
 def with_hint(error: PsstoreError, hint: str) -> PsstoreError:

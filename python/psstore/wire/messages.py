@@ -115,6 +115,19 @@ class AppliedFact(Message, frozen=True, kw_only=True, tag="applied"):
     """(rank, incarnation, round) of commits that named what was not pushed here."""
 
 
+class MeasuredFact(Message, frozen=True, kw_only=True, tag="measured"):
+    """What a shard says of a worker's contribution, which does not change there any more."""
+
+    shard: int
+    rank: int
+    incarnation: int
+    round: int
+    present: Ranges
+    """The tensors that are measured: all that it has of them was pushed."""
+    squares: float
+    """Sum of the squares of what was pushed here of them; not finite if that is not."""
+
+
 class SaveFact(Message, frozen=True, kw_only=True, tag="save"):
     """The coordinator's word that shards shall write their part of a checkpoint, and where: nobody else can have a
     shard write anything."""
@@ -200,6 +213,9 @@ class Welcome(Message, frozen=True, kw_only=True):
     """A store whose shard dies starts again by itself, from a checkpoint: who finds nobody here waits for that."""
     grace_s: float = 0.0
     """How long a round that has its quorum stays open for the other workers that are there."""
+    refuse_norm: float | None = None
+    """Commits bring what every shard has measured of their contribution: one whose norm is more than so many times the
+    median of the last ones is refused. None: nothing is measured."""
 
     @property
     def consistency(self) -> Consistency:
@@ -210,6 +226,7 @@ class Welcome(Message, frozen=True, kw_only=True):
             staleness=self.staleness,
             fewest=self.fewest,
             grace_s=self.grace_s,
+            refuse_norm=self.refuse_norm,
         )
 
 
@@ -285,9 +302,18 @@ class Attached(Message, frozen=True, kw_only=True):
     version: int
 
 
+class Attest(Message, frozen=True, kw_only=True):
+    round: int = 0
+    """What the connection's worker has pushed in this round is to be measured; 0: nothing is."""
+    present: Ranges = ()
+    """Tensors that are: all of them were pushed."""
+
+
 class Attested(Message, frozen=True, kw_only=True):
     applied: Signed
     """An AppliedFact."""
+    measured: Signed | None = None
+    """A MeasuredFact, if it was asked for."""
 
 
 class Save(Message, frozen=True, kw_only=True):
@@ -429,10 +455,31 @@ class Commit(Message, frozen=True, kw_only=True):
     """Last decision that the worker knows."""
     applied: tuple[Signed, ...] = ()
     """What shards have attested: the coordinator forgets the decisions that all have applied."""
+    measured: tuple[Signed, ...] = ()
+    """What every shard has measured of `present`, where the store refuses by norm."""
     members: int = 0
     """How many `Members` the worker knows."""
     wait_s: Seconds = 300.0
     """How long the coordinator may wait for other workers before it answers with DEADLINE_EXCEEDED."""
+
+
+class Refusal(Message, frozen=True, kw_only=True):
+    """Why a contribution was refused."""
+
+    rank: int
+    norm: float
+    """The contribution's; not finite if that is not."""
+    median: float | None = None
+    """Norm of the last contributions to the same tensors that counted; None: there were too few, and this one is not
+    finite."""
+    limit: float | None = None
+    """What the norm may be at most, by that median."""
+
+    def describe(self) -> str:
+        """Whose contribution it was, and what is wrong with it."""
+        bound = "has to be finite" if self.limit is None else f"may be {self.limit:.4g} at most"
+        usual = "" if self.median is None else f"; the median of the last ones that counted is {self.median:.4g}"
+        return f"the contribution of rank {self.rank} was refused: its norm is {self.norm:.4g} and {bound}{usual}"
 
 
 class Committed(Message, frozen=True, kw_only=True):
@@ -449,7 +496,9 @@ class Committed(Message, frozen=True, kw_only=True):
     slowest: int = 0
     """Smallest clock of the live workers, when this was sent."""
     skip: bool = False
-    """`decision` is a skip: a member's gradients were not finite."""
+    """`decision` is a skip: a member's gradients were not finite, or nobody's contribution counts."""
+    refused: Refusal | None = None
+    """The round was decided without this worker's contribution, which is not like the others'."""
     attest: bool = False
     """The next commit is to say what every shard has applied."""
     hand_in: bool = False
@@ -654,7 +703,7 @@ M = TypeVar("M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
 
-Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact | SaveFact | SavedFact | FollowFact
+Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact | MeasuredFact | SaveFact | SavedFact | FollowFact
 
 
 def encode_body(message: Message | Tensor) -> bytes:

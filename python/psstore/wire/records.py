@@ -42,6 +42,14 @@ class LifeAttached(Record, frozen=True):
     incarnation: int
 
 
+class PushesSealed(Record, frozen=True):
+    """What a life of a rank has pushed in that round was measured, and stays as it is."""
+
+    rank: int
+    incarnation: int
+    round: int
+
+
 class WordGiven(Record, frozen=True):
     """What this shard says of another one's standby, for good (protocol/words.py)."""
 
@@ -162,6 +170,7 @@ AnyRecord = (
     TensorsDefined
     | DecisionTaken
     | LifeAttached
+    | PushesSealed
     | WordGiven
     | StillLeads
     | StoreEnds
