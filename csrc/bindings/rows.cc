@@ -197,20 +197,19 @@ bool take_into_cache(RowCache& self, const GroupedIds& grouped, size_t partition
                    {to.change(begin), end - begin}, bytes.bytes(), to.row(self, begin));
 }
 
-std::unique_ptr<RowCache> make_cache(size_t row_bytes, size_t max_rows, int partition_bits) {
+std::unique_ptr<RowCache> make_cache(size_t row_bytes, size_t max_rows, size_t num_partitions) {
   const bool fits = row_bytes > 0 && row_bytes <= kMaxRowDim * sizeof(float) && max_rows > 0 &&
-                    max_rows <= kMaxRows && 0 <= partition_bits &&
-                    partition_bits <= kMaxPartitionBits;
-  if (fits) return std::make_unique<RowCache>(row_bytes, max_rows, size_t{1} << partition_bits);
-  throw Error(ErrorCode::BAD_ARGUMENT, "no cache has " + std::to_string(max_rows) + " rows of " +
-                                           std::to_string(row_bytes) + " bytes in " +
-                                           std::to_string(partition_bits) + " bits of partitions");
+                    max_rows <= kMaxRows && num_partitions <= size_t{1} << kMaxPartitionBits;
+  if (fits) return std::make_unique<RowCache>(row_bytes, max_rows, num_partitions);
+  throw Error(ErrorCode::BAD_ARGUMENT,
+              "no cache has " + std::to_string(max_rows) + " rows of " + std::to_string(row_bytes) +
+                  " bytes in " + std::to_string(num_partitions) + " partitions");
 }
 
 void bind_cache(py::module_& m) {
   py::class_<RowCache>(m, "RowCache", py::is_final())
       .def(py::init(&make_cache), py::arg("row_bytes"), py::arg("max_rows"),
-           py::arg("partition_bits"))
+           py::arg("num_partitions"))
       .def_static("record_bytes", &RowCache::record_bytes, py::arg("row_bytes"))
       .def_property_readonly("row_bytes", &RowCache::row_bytes)
       .def_property_readonly("num_rows", &RowCache::num_rows)

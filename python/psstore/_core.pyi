@@ -661,7 +661,7 @@ class RowCache:
     """Rows that a client has read, in what they travel in, so many at most: those that were read last. Used by one
     thread at a time."""
 
-    def __init__(self, row_bytes: int, max_rows: int, partition_bits: int) -> None: ...
+    def __init__(self, row_bytes: int, max_rows: int, num_partitions: int) -> None: ...
     @staticmethod
     def record_bytes(row_bytes: int) -> int:
         """Bytes of memory that such a row takes, but for its place in the index."""

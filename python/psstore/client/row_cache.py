@@ -18,7 +18,7 @@ from psstore.client.row_frames import RowFrame, row_dim
 from psstore.codec.codecs import dtype_of, payload_bytes
 from psstore.errors import BadArgument, BadHeader
 from psstore.protocol.client import Transfer
-from psstore.types import PARTITION_BITS, Tensor
+from psstore.types import Tensor
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -38,7 +38,7 @@ class RowCache:
         kept_bytes = _core.RowCache.record_bytes(row_bytes) + INDEX_BYTES
         if max_bytes < kept_bytes:
             raise BadArgument(f"max_bytes is {max_bytes}; a row of {table.spec.name!r} takes {kept_bytes}")
-        self.rows = _core.RowCache(row_bytes, min(max_bytes // kept_bytes, MOST_ROWS), PARTITION_BITS)
+        self.rows = _core.RowCache(row_bytes, min(max_bytes // kept_bytes, MOST_ROWS), len(table.shards))
 
 
 class RowCaches:
