@@ -53,6 +53,14 @@ ErrorCode status_of(Staged outcome) {
   return outcome == Staged::kStale ? ErrorCode::STALE_INCARNATION : ErrorCode::OK;
 }
 
+// Takes the first of them away.
+template <typename T>
+std::span<T> taken(std::span<T>& from, size_t count) {
+  const std::span<T> first = from.first(count);
+  from = from.subspan(count);
+  return first;
+}
+
 // Values of rows in what they travel in; float32 is read to where it goes.
 void read_encoded(const RowStore& rows, std::span<const uint64_t> ids, DType dtype, std::byte* to,
                   const RowSnapshot* then) {
@@ -472,15 +480,17 @@ void Shard::check_reply_bytes(uint64_t num_bytes, uint64_t max_bytes) {
                   std::to_string(max_bytes) + "; ask for fewer at a time");
 }
 
-Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, std::span<const uint64_t> ids,
+Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, WantedRows wanted,
                               uint64_t max_payload_bytes, ReadOptions options) {
   Reply reply;
   const SharedLock lock(table_.decision_mutex);
   uint64_t most_bytes = 0;
   for (const SliceEntry& entry : entries) {
     const SlotSpec* spec = table_.spec_of(entry.key);
-    if (spec != nullptr && rows_travel_as(entry.dtype)) {
-      most_bytes += entry.version * encoded_row_bytes(entry.dtype, spec->rows.dim);
+    const DType dtype = dtype_of_changes(entry.dtype);
+    if (spec != nullptr && rows_travel_as(dtype)) {
+      most_bytes += entry.version * encoded_row_bytes(dtype, spec->rows.dim);
+      if (is_of_changes(entry.dtype)) most_bytes += changed_rows_head_bytes(entry.version);
     }
   }
   check_reply_bytes(most_bytes, max_payload_bytes);
@@ -491,11 +501,14 @@ Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, std::span<const uin
   }
   reply.version = version();
   for (SliceEntry& entry : entries) {
-    const std::span<const uint64_t> wanted = ids.first(entry.version);
-    ids = ids.subspan(entry.version);
+    const std::span<const uint64_t> ids = taken(wanted.ids, entry.version);
+    KeptRows kept;
+    if (is_of_changes(entry.dtype)) {
+      kept = {taken(wanted.marks, 1).front(), taken(wanted.changes, entry.version)};
+    }
     std::byte* const to = piece.buffer ? piece.buffer->data() + piece.num_bytes : nullptr;
     entry.num_bytes = 0;
-    entry.status = write_rows(entry, wanted, options, to);
+    entry.status = write_rows(entry, ids, kept, options, to);
     piece.num_bytes += entry.num_bytes;
   }
   reply.payload_bytes = piece.num_bytes;
@@ -506,26 +519,36 @@ Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, std::span<const uin
   return reply;
 }
 
-ErrorCode Shard::write_rows(SliceEntry& entry, std::span<const uint64_t> ids,
+ErrorCode Shard::write_rows(SliceEntry& entry, std::span<const uint64_t> ids, const KeptRows& kept,
                             const ReadOptions& options, std::byte* to) {
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = table_.find(stripe, entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   if (!slot->spec().has_rows()) return ErrorCode::RULE_MISMATCH;
-  if (!rows_travel_as(entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
+  const DType dtype = dtype_of_changes(entry.dtype);
+  if (!rows_travel_as(dtype)) return ErrorCode::DTYPE_MISMATCH;
+  std::optional<RowSnapshot> then;
   if (options.at && holds(BreakableRule::kREADS_ARE_AS_OF_THEIR_DECISION)) {
     bool waits = false;
-    const std::optional<RowSnapshot> then = table_.rows_at(stripe, *slot, *options.at, waits);
+    then = table_.rows_at(stripe, *slot, *options.at, waits);
     if (!then) return waits ? ErrorCode::NOT_APPLIED : ErrorCode::VERSION_GONE;
-    read_encoded(slot->rows(), ids, entry.dtype, to, &*then);
-  } else {
-    if (!table_.bring_up_to_date(stripe, *slot)) return ErrorCode::NOT_APPLIED;
-    read_encoded(slot->rows(), ids, entry.dtype, to, nullptr);
+  } else if (!table_.bring_up_to_date(stripe, *slot)) {
+    return ErrorCode::NOT_APPLIED;
   }
+  std::vector<uint64_t> coming;
+  size_t head_bytes = 0;
+  if (is_of_changes(entry.dtype)) {
+    // Marks are of what is now.
+    const RowMarks* const marks = then ? nullptr : slot->marks(changes_budget_);
+    coming = begin_changed_rows(ids, kept, marks, to);
+    head_bytes = changed_rows_head_bytes(ids.size());
+    ids = coming;
+  }
+  read_encoded(slot->rows(), ids, dtype, to + head_bytes, then ? &*then : nullptr);
   entry.version = slot->version();
-  entry.num_bytes =
-      static_cast<uint32_t>(ids.size() * encoded_row_bytes(entry.dtype, slot->spec().rows.dim));
+  entry.num_bytes = static_cast<uint32_t>(
+      head_bytes + ids.size() * encoded_row_bytes(dtype, slot->spec().rows.dim));
   return ErrorCode::OK;
 }
 

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "rows/changed_rows.h"
 #include "shm/value_arena.h"
 #include "table/dense_table.h"
 #include "table/gather.h"
@@ -141,10 +142,19 @@ class Shard {
     return read(entries, max_payload_bytes, {});
   }
 
-  // Values of rows of partitions, float32, one after the other in the order of `ids`: `version` of an entry says how many of
-  // them are its. First values where there is no row, of which none is made. Statuses and everything else as of read().
-  Reply read_rows(std::span<SliceEntry> entries, std::span<const uint64_t> ids,
-                  uint64_t max_payload_bytes, ReadOptions options);
+  // Rows that are read, in the order of the entries: `version` of an entry says how many of the ids are its.
+  struct WantedRows {
+    std::span<const uint64_t> ids;
+    // Of the entries that ask for changes: what the reader has of their ids, one after the other, and for each entry the
+    // number of the marks that this is of.
+    std::span<const uint32_t> changes = {};
+    std::span<const uint64_t> marks = {};
+  };
+  // Values of rows of partitions, one after the other in the order of the ids; of entries that ask for changes those that may
+  // have changed, behind what says which (rows/changed_rows.h). First values where there is no row, of which none is made.
+  // Statuses and everything else as of read().
+  Reply read_rows(std::span<SliceEntry> entries, WantedRows wanted, uint64_t max_payload_bytes,
+                  ReadOptions options);
 
   // Rows of partitions one after the other, in an order that stays while a decision is held: from the number on that an
   // entry's `version` says, of its part 0 the ids, of part 1 the whole records (rows/row_store.h). An entry's
@@ -256,9 +266,10 @@ class Shard {
   // The records of a partition as of that decision, for an image.
   std::optional<Part> records_at(Stripe& stripe, Slot& slot, uint64_t at, bool& waits)
       REQUIRES_SHARED(table_.decision_mutex) REQUIRES(stripe.mutex);
-  // Writes the rows that the entry asks for.
-  ErrorCode write_rows(SliceEntry& entry, std::span<const uint64_t> ids, const ReadOptions& options,
-                       std::byte* to) REQUIRES_SHARED(table_.decision_mutex);
+  // Writes the rows that the entry asks for, or of those that the reader keeps what has changed.
+  ErrorCode write_rows(SliceEntry& entry, std::span<const uint64_t> ids, const KeptRows& kept,
+                       const ReadOptions& options, std::byte* to)
+      REQUIRES_SHARED(table_.decision_mutex);
   // Copies rows that the entry asks for, `most_bytes` at most.
   ErrorCode copy_rows(SliceEntry& entry, const ReadOptions& options, uint64_t most_bytes,
                       Piece& piece) REQUIRES_SHARED(table_.decision_mutex);

@@ -11,6 +11,7 @@
 #include "bindings/memory.h"
 #include "kernels/rows.h"
 #include "rows/admission.h"
+#include "rows/row_cache.h"
 #include "rows/row_residuals.h"
 #include "table/schema.h"
 
@@ -153,6 +154,77 @@ void bind_residuals(py::module_& m) {
           py::arg("ids"), py::arg("residuals"), py::arg("ages"));
 }
 
+// Memory for the rows of grouped ids, and for what is said of each.
+struct CachedRows {
+  CachedRows(const RowCache& self, const GroupedIds& grouped, const py::object& given_rows,
+             const py::object& given_changes, PyBytesRange::Access access)
+      : rows(given_rows, PyBytesRange::Access::kWrite), changes(given_changes, access) {
+    if (grouped.begins().size() != self.num_partitions() + 1) throw py::index_error();
+    expect_bytes("rows", grouped.ids().size() * self.row_bytes(), rows.size());
+    expect_bytes("changes", grouped.ids().size() * sizeof(uint32_t), changes.size());
+  }
+  std::byte* row(const RowCache& self, size_t i) const {
+    return rows.data() + i * self.row_bytes();
+  }
+  uint32_t* change(size_t i) const { return reinterpret_cast<uint32_t*>(changes.data()) + i; }
+
+  PyBytesRange rows;
+  PyBytesRange changes;
+};
+
+void read_cache(const RowCache& self, const GroupedIds& grouped, const py::object& rows,
+                const py::object& changes) {
+  const CachedRows to(self, grouped, rows, changes, PyBytesRange::Access::kWrite);
+  const auto begins = grouped.begins();
+  const py::gil_scoped_release no_gil;
+  for (size_t p = 0; p < self.num_partitions(); ++p) {
+    self.read(p, grouped.ids().subspan(begins[p], begins[p + 1] - begins[p]),
+              to.row(self, begins[p]), to.change(begins[p]));
+  }
+}
+
+bool take_into_cache(RowCache& self, const GroupedIds& grouped, size_t partition, size_t begin,
+                     size_t end, const py::object& rows, const py::object& changes,
+                     const py::object& came) {
+  const CachedRows to(self, grouped, rows, changes, PyBytesRange::Access::kRead);
+  const PyBytesRange bytes(came);
+  const auto begins = grouped.begins();
+  if (partition >= self.num_partitions() || begin < begins[partition] || end < begin ||
+      end > begins[partition + 1]) {
+    throw py::index_error();
+  }
+  return self.take(partition, grouped.ids().subspan(begin, end - begin),
+                   {to.change(begin), end - begin}, bytes.bytes(), to.row(self, begin));
+}
+
+std::unique_ptr<RowCache> make_cache(size_t row_bytes, size_t max_rows, size_t num_partitions) {
+  const bool fits = row_bytes > 0 && row_bytes <= kMaxRowDim * sizeof(float) && max_rows > 0 &&
+                    max_rows <= kMaxRows && num_partitions <= size_t{1} << kMaxPartitionBits;
+  if (fits) return std::make_unique<RowCache>(row_bytes, max_rows, num_partitions);
+  throw Error(ErrorCode::BAD_ARGUMENT,
+              "no cache has " + std::to_string(max_rows) + " rows of " + std::to_string(row_bytes) +
+                  " bytes in " + std::to_string(num_partitions) + " partitions");
+}
+
+void bind_cache(py::module_& m) {
+  py::class_<RowCache>(m, "RowCache", py::is_final())
+      .def(py::init(&make_cache), py::arg("row_bytes"), py::arg("max_rows"),
+           py::arg("num_partitions"))
+      .def_static("record_bytes", &RowCache::record_bytes, py::arg("row_bytes"))
+      .def_property_readonly("row_bytes", &RowCache::row_bytes)
+      .def_property_readonly("num_rows", &RowCache::num_rows)
+      .def(
+          "marks",
+          [](const RowCache& self, size_t partition) {
+            if (partition >= self.num_partitions()) throw py::index_error();
+            return self.marks_of(partition);
+          },
+          py::arg("partition"))
+      .def("read", &read_cache, py::arg("grouped"), py::arg("rows"), py::arg("changes"))
+      .def("take", &take_into_cache, py::arg("grouped"), py::arg("partition"), py::arg("begin"),
+           py::arg("end"), py::arg("rows"), py::arg("changes"), py::arg("came"));
+}
+
 void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const py::object& out,
              uint8_t dtype, uint8_t out_dtype) {
   check_dim(dim);
@@ -215,6 +287,7 @@ void bind_rows(py::module_& m) {
            py::arg("residuals") = py::none())
       .def("scatter", &scatter, py::arg("rows"), py::arg("dim"), py::arg("out"), py::arg("dtype"),
            py::arg("out_dtype"));
+  bind_cache(m);
 }
 
 }  // namespace psstore::bindings

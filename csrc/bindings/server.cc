@@ -340,10 +340,10 @@ void bind_server(py::module_& m) {
   m.def(
       "break_rules",
       [](const std::vector<std::string>& names) {
-        uint32_t broken = 0;
+        uint64_t broken = 0;
         for (const std::string& name : names) {
 #define PSSTORE_X(rule, meaning) \
-  if (name == #rule) broken |= 1U << static_cast<uint32_t>(BreakableRule::k##rule);
+  if (name == #rule) broken |= uint64_t{1} << static_cast<uint32_t>(BreakableRule::k##rule);
           PSSTORE_BREAKABLE_RULES(PSSTORE_X)
 #undef PSSTORE_X
         }

@@ -25,7 +25,8 @@ SliceEntry make_entry(py::handle row) {
   try {
     const auto [key, num_bytes, dtype] = row.cast<std::tuple<Key, uint32_t, uint8_t>>();
     const DType of = dtype_of_changes(DType{dtype});
-    const bool may_change = is_of_changes(DType{dtype}) && dtype_bytes(of) != 0;
+    const bool may_change =
+        is_of_changes(DType{dtype}) && (dtype_bytes(of) != 0 || rows_travel_as(of));
     if (is_dtype(DType{dtype}) || is_rows_encoding(DType{dtype}) || may_change) {
       return {.key = key, .num_bytes = num_bytes, .dtype = DType{dtype}};
     }

@@ -38,6 +38,10 @@ namespace psstore {
   X(REFUSALS_ARE_FILLED_IN, "a new standby knows which writes were refused")                  \
   X(MARKS_ARE_ADDED_UP, "who has missed versions is sent what has changed in any of them")    \
   X(CHANGES_ARE_OF_THEIR_VERSION, "changes up to a version have the elements of that one")    \
+  X(STEPPED_ROWS_ARE_MARKED, "who keeps rows is told of those that a decision changes")       \
+  X(ASSIGNED_ROWS_ARE_MARKED, "who keeps rows is told of those that are assigned")            \
+  X(EVICTED_ROWS_ARE_MARKED, "who keeps rows is told of those that are evicted")              \
+  X(ROW_MARKS_ARE_THEIR_OWN, "what was read of other marks is sent anew")                     \
   X(MARKS_ARE_SINCE_THEN, "who has a version since which nothing is marked is sent the whole")
 
 enum class BreakableRule : uint32_t {
@@ -46,7 +50,7 @@ enum class BreakableRule : uint32_t {
 #undef PSSTORE_X
 };
 
-inline std::atomic<uint32_t> broken_rules{0};  // a bit for each
+inline std::atomic<uint64_t> broken_rules{0};  // a bit for each
 
 inline bool holds(BreakableRule rule) {
   return (broken_rules.load(std::memory_order_relaxed) >> static_cast<uint32_t>(rule) & 1U) == 0;

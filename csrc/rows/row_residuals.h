@@ -8,8 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "rows/row_policy.h"
-#include "rows/row_store.h"
+#include "rows/recent_rows.h"
 
 namespace psstore {
 
@@ -18,8 +17,8 @@ class RowResiduals {
   // REQUIRES: dim in [1, kMaxRowDim], max_rows in [1, kMaxRows].
   RowResiduals(uint32_t dim, size_t max_rows);
 
-  size_t num_rows() const { return store_.num_rows(); }
-  uint32_t dim() const { return store_.shape().dim; }
+  size_t num_rows() const { return rows_.store().num_rows(); }
+  uint32_t dim() const { return rows_.store().shape().dim; }
 
   // `residuals`: (ids, dim); zeros of ids that have none.
   void read(std::span<const uint64_t> ids, float* residuals) const;
@@ -34,9 +33,7 @@ class RowResiduals {
   void load(std::span<const uint64_t> ids, const float* residuals, const uint32_t* ages);
 
  private:
-  RowStore store_;
-  RowPolicy policy_;
-  uint64_t num_writes_ = 0;
+  RecentRows rows_;
 };
 
 }  // namespace psstore

@@ -87,9 +87,12 @@ ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options) {
   Shard::Reply values;
   switch (frame.header.op) {
     case Op::kNORM: values = shard.norms(entries); break;
-    case Op::kPULL_ROWS:
-      values = shard.read_rows(entries, ids_of(frame), kMaxPayloadBytes, options);
+    case Op::kPULL_ROWS: {
+      const RowsAsked asked = rows_asked(frame);
+      values = shard.read_rows(entries, {asked.ids, asked.changes, asked.marks}, kMaxPayloadBytes,
+                               options);
       break;
+    }
     case Op::kLIST_ROWS: values = shard.list_rows(entries, options); break;
     default: values = shard.read(entries, kMaxPayloadBytes, options);
   }

@@ -178,6 +178,7 @@ Finding Slot::changes(const Part& then, DType dtype, uint64_t wanted_version,
 size_t Slot::published_bytes() const {
   size_t total = published_ ? published_->num_bytes() : 0;
   for (const ChangeLog& log : change_logs_) total += log.num_bytes();
+  if (marks_) total += marks_->num_bytes();
   return total;
 }
 

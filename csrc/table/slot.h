@@ -34,6 +34,7 @@
 #include "kernels/update.h"
 #include "rows/contribution.h"
 #include "rows/row_counts.h"
+#include "rows/row_marks.h"
 #include "rows/row_policy.h"
 #include "table/backend.h"
 #include "table/change_log.h"
@@ -117,6 +118,9 @@ class Slot {
   std::optional<Change> assign_rows(const PayloadSlice& from);
   // As of decision `at`. None: they are not kept.
   std::optional<RowSnapshot> rows_at(uint64_t at) const;
+  // For somebody who keeps rows, what has changed since he read them. The first one has them begun, out of the budget, and
+  // there are more of them where there are more rows. Null: there is no room.
+  const RowMarks* marks(const std::shared_ptr<MemoryBudget>& budget);
 
   // ---- memory that it will need
 
@@ -160,7 +164,10 @@ class Slot {
   Finding changes(const Part& then, DType dtype, uint64_t wanted_version,
                   const std::shared_ptr<MemoryBudget>& budget, Backend& backend);
   // Nobody asks for changes any more.
-  void forget_changes() { change_logs_.clear(); }
+  void forget_changes() {
+    change_logs_.clear();
+    marks_ = nullptr;
+  }
 
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, Backend& backend);
@@ -306,6 +313,10 @@ class Slot {
   void count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend);
   RowNumber there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
                          float initial_sum);
+  // Begins a change of rows, before any of it.
+  void begin_marks();
+  // REQUIRES: there are marks.
+  void mark(uint64_t id) { marks_->mark(hash_of_id(id)); }
   // The row was changed by that decision.
   void note_use(RowNumber row, uint64_t decision);
   bool counted_here(const Decision& decision) const;
@@ -323,6 +334,7 @@ class Slot {
   const SlotSpec spec_;
   std::unique_ptr<RowStore> rows_;  // null: it has a value
   std::unique_ptr<RowPolicy> row_policy_;
+  std::unique_ptr<RowMarks> marks_;  // while somebody keeps rows
   BufferRef value_;
   bool are_zeros_;  // its value, which has no memory yet
   BufferRef

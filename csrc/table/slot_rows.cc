@@ -56,6 +56,7 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
   rows_->find(ids, found.rows);
   const BufferRef& counted = state_[0].buffer;
   row_policy_->admit(merged, found.rows, decision.number(), counted ? counted->data() : nullptr);
+  begin_marks();
   make_room(ids, found, row_policy_->make_room(*rows_, found.rows, decision.number()));
   count_rows(merged, found, backend);
 
@@ -68,6 +69,7 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
     const RowNumber row = there_or_new(ids, i, found, initial_sum);
     if (has_sums && rows_->first_sum(row) == kSumToCome) rows_->begin_state(row, initial_sum);
     note_use(row, decision.number());
+    if (marks_ && holds(BreakableRule::kSTEPPED_ROWS_ARE_MARKED)) mark(ids[i]);
     steps.push_back({rows_->value(row), merged.gradients_of(i), ids[i]});
   }
   step_rows({.rule = spec_.rule,
@@ -92,6 +94,7 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   const RowPolicy::Plan plan = row_policy_->make_room(*rows_, found.rows, settled_);
   if (plan.num_refused > 0) return std::nullopt;
   std::vector<float> value(spec_.rows.dim);
+  begin_marks();
   make_room(ids, found, plan);
   for (size_t i = 0; i < ids.size(); ++i) {
     const RowNumber row = there_or_new(ids, i, found, 0);
@@ -101,6 +104,7 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
       rows_->begin_state(row, kSumToCome);
     }
     note_use(row, settled_);
+    if (marks_ && holds(BreakableRule::kASSIGNED_ROWS_ARE_MARKED)) mark(ids[i]);
   }
   version_ = std::max(version_, settled_) + 1;
   since_ = settled_;
@@ -110,6 +114,9 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
 void Slot::make_room(std::span<const uint64_t> ids, RowsToChange& found,
                      const RowPolicy::Plan& plan) {
   if (!plan.victims.empty()) {
+    if (marks_ && holds(BreakableRule::kEVICTED_ROWS_ARE_MARKED)) {
+      for (const size_t place : plan.victims) mark(rows_->id_of(rows_->number(place)));
+    }
     rows_->evict(plan.victims);
     for (size_t i = 0; i < ids.size(); ++i) {
       if (found.rows[i] < kRefusedRow) rows_->find(ids.subspan(i, 1), {&found.rows[i], 1});
@@ -145,6 +152,20 @@ RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChan
   if (row == kNoRow && i > 0 && ids[i] <= ids[i - 1]) rows_->find({&ids[i], 1}, {&row, 1});
   if (row == kNoRow) row = rows_->add(ids[i], initial_sum);
   return row;
+}
+
+void Slot::begin_marks() {
+  if (marks_ && !marks_->go_on()) marks_ = nullptr;
+}
+
+const RowMarks* Slot::marks(const std::shared_ptr<MemoryBudget>& budget) {
+  try {
+    if (!marks_) marks_ = std::make_unique<RowMarks>(rows_->num_rows(), budget);
+    marks_->fit(rows_->num_rows());
+  } catch (const Error&) {
+  } catch (const std::bad_alloc&) {
+  }
+  return marks_.get();
 }
 
 void Slot::note_use(RowNumber row, uint64_t decision) {
@@ -224,6 +245,7 @@ void Slot::load_rows(const SlotImage& image, std::span<const BufferRef> parts, B
     state_[kCountedPart - 1] = {"counted", backend.allocate(num_bytes)};
     backend.copy(state_[kCountedPart - 1].buffer->data(), parts[kCountedPart]->data(), num_bytes);
   }
+  marks_ = nullptr;
   if (!parts.empty() && parts[0]) {
     rows_->load({parts[0]->data(), part_bytes(0, image)});
   }

@@ -954,7 +954,9 @@ TEST(ClientSession, AnAnswerThatLiesOutsideTheSharedMemoryEndsTheConnection) {
 
 class BrokenRule {
  public:
-  explicit BrokenRule(BreakableRule rule) { broken_rules = 1U << static_cast<uint32_t>(rule); }
+  explicit BrokenRule(BreakableRule rule) {
+    broken_rules = uint64_t{1} << static_cast<uint32_t>(rule);
+  }
   BrokenRule(const BrokenRule&) = delete;
   BrokenRule& operator=(const BrokenRule&) = delete;
   ~BrokenRule() { broken_rules = 0; }

@@ -657,6 +657,37 @@ class RowResiduals:
         for more than there may be; OUT_OF_MEMORY."""
 
 @final
+class RowCache:
+    """Rows that a client has read, in what they travel in, so many at most: those that were read last. Used by one
+    thread at a time."""
+
+    def __init__(self, row_bytes: int, max_rows: int, num_partitions: int) -> None: ...
+    @staticmethod
+    def record_bytes(row_bytes: int) -> int:
+        """Bytes of memory that such a row takes, but for its place in the index."""
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    def marks(self, partition: int) -> int:
+        """Number of the marks of its changes that the partition's shard has, as heard of last; 0: not yet."""
+    def read(self, grouped: GroupedIds, rows: _HasBuffer, changes: _HasBuffer) -> None:
+        """Copies those that are here to `rows`, (ids, row_bytes), and writes to `changes`, u32, as of which change each
+        is, or 0."""
+    def take(
+        self,
+        grouped: GroupedIds,
+        partition: int,
+        begin: int,
+        end: int,
+        rows: _HasBuffer,
+        changes: _HasBuffer,
+        came: _HasBuffer,
+    ) -> bool:
+        """Completes rows [begin, end) of what `read` began by the bytes that came for them, and keeps them. False, with
+        nothing kept: no shard that was asked so answers so. Raises OUT_OF_MEMORY."""
+
+@final
 class GroupedIds:
     """A client's ids in the order in which they travel: by partition, ascending within each, every id once."""
 

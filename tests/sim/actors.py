@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from psstore import _core
 from psstore.checkpoint.handed import pack_handed
 from psstore.client.layout import OneVersion
 from psstore.client.norms import SquareSums, clip_factor
+from psstore.client.row_cache import RowCaches
 from psstore.errors import (
     AvailabilityError,
     DeadlineExceeded,
@@ -480,8 +482,11 @@ class Curator(Actor):
 class Reader(Actor):
     """Pulls everything, again and again, asking only for what is newer than what it has."""
 
-    def __init__(self, plan: Plan, machine: Machine, history: History) -> None:
+    def __init__(self, plan: Plan, machine: Machine, history: History, *, caches: RowCaches | None = None) -> None:
+        """`caches`: what it kept of rows of the store that has gone back."""
         super().__init__(plan, machine, history)
+        self._keeps = random.Random(f"kept rows {plan.seed} {machine.name}")
+        self.caches = caches or RowCaches()
         self.stopped = False
 
     async def act(self) -> None:
@@ -523,10 +528,23 @@ class Reader(Actor):
                 self.history.seen.append(Seen(self.machine.name, name, versions.get(key, 1) - 1, acknowledged))
 
     async def read_rows(self, table: Tensor) -> None:
-        asked = rows.AskedRows(table, self.ways)
+        asked, name = self.asked_rows(table), table.spec.name
+        least = self.history.last_assigned(name)
         answers = await self.call("pull rows", self.client.pull_rows(asked.transfers, wait_s=0.0), READ_S)
         for version, values in asked.read(answers):
-            self.history.row_reads.append(RowRead(self.machine.name, table.spec.name, version, values))
+            self.history.row_reads.append(RowRead(self.machine.name, name, version, values, least))
+
+    def asked_rows(self, table: Tensor) -> rows.AskedRows:
+        """All rows; or, of what is kept, now all and now some."""
+        if not self.plan.keeps_rows:
+            return rows.AskedRows(table, self.ways)
+        draw = self._keeps
+        if self.caches.of(table, "float32") is None:
+            self.caches.keep(table, "float32", draw.choice((200, 1000, 10_000)))
+        ids = rows.ALL_IDS
+        if draw.random() < 0.5:
+            ids = np.array(draw.sample(range(rows.NUM_IDS), draw.randrange(1, rows.NUM_IDS)), np.uint64)
+        return rows.AskedRows(table, self.ways, ids, self.caches.of(table, "float32"))
 
 
 class Historian(Actor):

@@ -67,6 +67,8 @@ class RowRead:
     table: str
     version: int
     values: dict[int, bytes]
+    least: int = -1
+    """Number of the last assignment that somebody was told of before it."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,10 @@ class History:
             stood_s += max(0.0, min(ended, until) - max(began, since))
             began = max(began, until)
         return stood_s
+
+    def last_assigned(self, table: str) -> int:
+        """Number of the last assignment of rows of the table that must be there; -1: none."""
+        return max((one.number for one in self.assigned if one.must_be_there and one.table == table), default=-1)
 
     def fall(self, cut: int, *, keeps_writes: bool) -> None:
         """What came after that version never was. Whoever did it goes on elsewhere. `keeps_writes`: nothing came that

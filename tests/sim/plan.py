@@ -110,6 +110,8 @@ class Plan:
     """Which of them keep rows in bfloat16."""
     assigns_rows: bool = False
     """Somebody assigns rows of tables that have room for all."""
+    keeps_rows: bool = False
+    """Readers keep the rows that they read."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     reshards: tuple[tuple[float, int], ...] = ()
@@ -416,4 +418,5 @@ def with_rows(plan: Plan) -> Plan:
     assigns = any(bounds == "open" for _, bounds in tables) and rng.random() < 0.7
     widths = random.Random(f"widths of rows {plan.seed}")
     narrow = tuple(widths.random() < 0.4 for _ in tables)
-    return replace(plan, tables=tables, narrow_tables=narrow, assigns_rows=assigns)
+    keeps = random.Random(f"kept rows {plan.seed}").random() < 0.5
+    return replace(plan, tables=tables, narrow_tables=narrow, assigns_rows=assigns, keeps_rows=keeps)

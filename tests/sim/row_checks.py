@@ -98,7 +98,7 @@ def check_table(plan: Plan, history: History, spec: TensorSpec, tensor: Tensor) 
         for read in (one for one in reads if one.version == version):
             for number, value in read.values.items():
                 first = np.full(table.spec.dim, table.spec.a, np.float32)
-                ways = [first if row is None else row.value for row in table.ways_of(number, least=-1)]
+                ways = [first if row is None else row.value for row in table.ways_of(number, least=read.least)]
                 assert any(value == way.tobytes() for way in ways), (
                     f"{read.reader} read row {number} of {spec.name} as of {version} as"
                     f" {np.frombuffer(value, np.float32)}: {ways}"
@@ -114,8 +114,7 @@ def check_table(plan: Plan, history: History, spec: TensorSpec, tensor: Tensor) 
         for written in (one for one in history.archived if one.version == version):
             check_written(table, spec, tensor, written)
         if is_last and is_final:
-            least = max((a.number for a in history.assigned if a.must_be_there and a.table == spec.name), default=-1)
-            check_final(table, spec, history.rows[spec.name], least)
+            check_final(table, spec, history.rows[spec.name], history.last_assigned(spec.name))
 
 
 def records_are_explained(

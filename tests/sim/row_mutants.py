@@ -39,6 +39,9 @@ ROW_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a checkpoint is without what admission has counted": ("async", broken_in_core("COUNTS_ARE_WRITTEN")),
     "who reads rows as of a decision gets what is newest": ("async", broken_in_core("READS_ARE_AS_OF_THEIR_DECISION")),
     "rows that are held are not kept": ("async", broken_in_core("WHAT_IS_HELD_IS_KEPT")),
+    "who keeps rows does not hear of those that were trained": ("async", broken_in_core("STEPPED_ROWS_ARE_MARKED")),
+    "who keeps rows does not hear of those that were assigned": ("async", broken_in_core("ASSIGNED_ROWS_ARE_MARKED")),
+    "who keeps rows does not hear of those that were evicted": ("async", broken_in_core("EVICTED_ROWS_ARE_MARKED")),
 }
 """What is broken -> the mode in which it shows soonest, and how it is broken."""
 
@@ -46,6 +49,7 @@ ROW_FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "rows begin anew when they were used": ("async", broken_in_core("USAGE_IS_LOADED")),
     "a table's steps are counted anew": ("async", _load(lambda steps, parts: (0, parts))),
     "what admission has counted is not loaded": ("async", _load(lambda steps, parts: (steps, parts[:1]))),
+    "rows that were kept outlive the store that went back": ("async", broken_in_core("ROW_MARKS_ARE_THEIR_OWN")),
 }
 """As above, and shown where the store goes back to checkpoints."""
 
@@ -54,5 +58,6 @@ ROW_STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a new standby takes one codec of rows for another": ("async", broken_in_core("ROWS_KEEP_THEIR_CODEC")),
     "a new standby does not know what admission has counted": ("async", broken_in_core("COUNTS_ARE_FILLED_IN")),
     "a new standby does not know when rows were used": ("async", broken_in_core("USAGE_IS_LOADED")),
+    "who leads is taken for who led": ("async", broken_in_core("ROW_MARKS_ARE_THEIR_OWN")),
 }
 """As above, and shown where shards have standbys, of which some die."""

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from psstore import _core
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_frames import pulled, written, written_pieces
+from psstore.client.row_cache import KeptPull, RowCache
+from psstore.client.row_frames import pulled, pulled_frames, row_dim, written, written_pieces
 from psstore.client.tables import RULES, table_seed
 from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
@@ -131,22 +132,33 @@ def assigned(table: Tensor, ids: Ids, values: Array, ways: Router) -> list[Trans
     return written(table, grouped, values, pieces)
 
 
-class AskedRows:
-    """Requests for all rows that a table may have, or had as of a decision, and what came."""
+ALL_IDS = np.arange(NUM_IDS, dtype=np.uint64)
 
-    def __init__(self, table: Tensor, ways: Router) -> None:
-        assert table.spec.rows is not None, "it is a table"
-        self._grouped = _core.GroupedIds(np.arange(NUM_IDS, dtype=np.uint64), PARTITION_BITS)
-        self._rows: Array = np.full((NUM_IDS, table.spec.rows.dim), np.nan, np.float32)
-        self.transfers = pulled(table, self._grouped, self._rows.reshape(-1).view(np.uint8), ways)
+
+class AskedRows:
+    """Requests for rows that a table may have, or had as of a decision, and what came."""
+
+    def __init__(self, table: Tensor, ways: Router, ids: Ids = ALL_IDS, cache: RowCache | None = None) -> None:
+        """`cache`: of those that were asked for before."""
+        self._grouped = _core.GroupedIds(ids, PARTITION_BITS)
+        self._rows: Array = np.full((len(ids), row_dim(table)), np.nan, np.float32)
+        self._kept = None
+        if cache is None:
+            self.transfers = pulled(table, self._grouped, self._rows.reshape(-1).view(np.uint8), ways)
+        else:
+            self._kept = KeptPull(cache, self._grouped, pulled_frames(table, self._grouped, ways, cache.encoding))
+            self.transfers = self._kept.transfers()
 
     def read(self, answers: list[Answer]) -> list[tuple[int, dict[int, bytes]]]:
         """(version, value of each id) of each answer."""
-        found, rows = [], iter(self._rows)
-        ids = iter(np.frombuffer(self._grouped.ids(0, NUM_IDS), np.uint64).tolist())
-        by_id = dict(zip(ids, rows, strict=True))
+        if self._kept is not None:
+            self._kept.take()
+            self._rows = self._kept.rows.view(np.float32).reshape(self._rows.shape)
+        ids = np.frombuffer(self._grouped.ids(0, len(self._rows)), np.uint64).tolist()
+        by_id = dict(zip(ids, self._rows, strict=True))
+        found = []
         for transfer, answer in zip(self.transfers, answers, strict=True):
-            mine = np.frombuffer(transfer.ids or b"", np.uint64).tolist()
+            mine = np.frombuffer(transfer.ids or b"", np.uint64, sum(transfer.table.versions())).tolist()
             found.append((answer.version, {one: by_id[one].tobytes() for one in mine}))
         return found
 

@@ -460,6 +460,8 @@ class Scenario:
             again: MakeReader = type(actor)
             if isinstance(actor, Follower) and outcome.startswith("RolledBack"):
                 again = partial(Follower, copies=actor.copies)
+            if isinstance(actor, Reader):
+                again = partial(Reader, caches=actor.caches)
             self._start_reader(again, f"{name}'")
 
     def _schedule_partitions(self) -> None:

@@ -252,6 +252,19 @@ class Operations:
         """
         return await self.tables.pull(name, ids, out, wait_s=wait_s, codec=codec)
 
+    async def cache_rows(self, name: str, max_bytes: int, *, codec: str | None = None) -> None:
+        """Keeps rows of the table that this store pulls from now on, in this process and in at most so many bytes: of
+        rows that are pulled again those travel alone that may have changed since. `pull_rows` gives the same bits with
+        it and without.
+
+        Where there is no room those go that were pulled longest ago. `max_bytes`: 0 for no cache any more; another
+        number, or codec, than before begins anew (docs/rows.md, 'A cache of hot rows').
+        `codec`: that of the pulls that use it.
+
+        Raises UnknownTensor, RuleMismatch, BadArgument.
+        """
+        await self.tables.cache(name, whole("max_bytes", max_bytes), codec=codec)
+
     async def assign_rows(self, name: str, ids: Array, rows: Array, *, codec: str | None = None) -> None:
         """Sets rows of a table, at once and exactly once, whether they were there or not. The state that the update
         rule keeps of them starts anew with their next step. Not a step: contributions that wait go on waiting.

@@ -68,10 +68,39 @@ def pulled(
     table: Tensor, grouped: _core.GroupedIds, memory: Memory, ways: Router, encoding: str = "float32"
 ) -> list[Transfer]:
     """Requests whose answers bring the rows of the grouped ids to `memory`, one after the other."""
+    dtype = _core.DTYPES[dtype_of(encoding)]
     return [
-        Transfer(frame.way, frame.pull_table(table, dtype_of(encoding)), frame.segments(memory), frame.ids(grouped))
-        for frame in _frames(_pulled_pieces(table, grouped, ways, encoding))
+        Transfer(frame.way, frame.pull_table(table, dtype), frame.segments(memory), frame.ids(grouped))
+        for frame in pulled_frames(table, grouped, ways, encoding)
     ]
+
+
+def pulled_frames(table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str) -> list[RowFrame]:
+    """The frames of a pull of the grouped ids."""
+    return _frames(_pulled_pieces(table, grouped, ways, encoding))
+
+
+class RowFrame(NamedTuple):
+    """Pieces that go over one way together."""
+
+    way: int
+    pieces: list[Piece]
+
+    def push_table(self, table: Tensor, dtype: str) -> _core.SliceTable:
+        rows = _core.DTYPES["rows" if dtype == "float32" else f"rows_{dtype}"]
+        return _core.SliceTable([(table.key(one.partition), one.num_bytes, rows) for one in self.pieces])
+
+    def pull_table(self, table: Tensor, dtype: int) -> _core.SliceTable:
+        asked = _core.SliceTable([(table.key(one.partition), 0, dtype) for one in self.pieces])
+        return asked.with_versions([one.end - one.begin for one in self.pieces])
+
+    def segments(self, memory: Memory) -> _core.Segments:
+        """Memory of the pieces, in what all rows have one after the other."""
+        ranges = [memory[one.begin * one.row_bytes : one.end * one.row_bytes] for one in self.pieces]
+        return _core.Segments(ranges, writable=True)
+
+    def ids(self, grouped: _core.GroupedIds) -> bytes:
+        return b"".join(grouped.ids(one.begin, one.end) for one in self.pieces)
 
 
 def row_dim(table: Tensor) -> int:
@@ -92,37 +121,14 @@ def _pulled_pieces(table: Tensor, grouped: _core.GroupedIds, ways: Router, encod
             yield Piece(way, partition, begin, min(begin + most, begins[partition + 1]), row_bytes)
 
 
-class _RowFrame(NamedTuple):
-    """Pieces that go over one way together."""
-
-    way: int
-    pieces: list[Piece]
-
-    def push_table(self, table: Tensor, dtype: str) -> _core.SliceTable:
-        rows = _core.DTYPES["rows" if dtype == "float32" else f"rows_{dtype}"]
-        return _core.SliceTable([(table.key(one.partition), one.num_bytes, rows) for one in self.pieces])
-
-    def pull_table(self, table: Tensor, dtype: str) -> _core.SliceTable:
-        asked = _core.SliceTable([(table.key(one.partition), 0, _core.DTYPES[dtype]) for one in self.pieces])
-        return asked.with_versions([one.end - one.begin for one in self.pieces])
-
-    def segments(self, memory: Memory) -> _core.Segments:
-        """Memory of the pieces, in what all rows have one after the other."""
-        ranges = [memory[one.begin * one.row_bytes : one.end * one.row_bytes] for one in self.pieces]
-        return _core.Segments(ranges, writable=True)
-
-    def ids(self, grouped: _core.GroupedIds) -> bytes:
-        return b"".join(grouped.ids(one.begin, one.end) for one in self.pieces)
-
-
-def _frames(pieces: Iterable[Piece]) -> list[_RowFrame]:
+def _frames(pieces: Iterable[Piece]) -> list[RowFrame]:
     """The pieces in frames of about FRAME_BYTES, in their order on each way."""
-    frames: list[_RowFrame] = []
-    open_frames: dict[int, tuple[_RowFrame, int]] = {}
+    frames: list[RowFrame] = []
+    open_frames: dict[int, tuple[RowFrame, int]] = {}
     for piece in pieces:
         frame, num_bytes = open_frames.get(piece.way, (None, 0))
         if frame is None or num_bytes + piece.num_bytes > FRAME_BYTES or len(frame.pieces) == _core.MAX_SLICES:
-            frame, num_bytes = _RowFrame(piece.way, []), 0
+            frame, num_bytes = RowFrame(piece.way, []), 0
             frames.append(frame)
         frame.pieces.append(piece)
         open_frames[piece.way] = frame, num_bytes + piece.num_bytes

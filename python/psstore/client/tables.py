@@ -20,7 +20,8 @@ from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_frames import pulled, row_dim, written, written_pieces
+from psstore.client.row_cache import KeptPull, RowCaches
+from psstore.client.row_frames import pulled, pulled_frames, row_dim, written, written_pieces
 from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
 from psstore.codec.codecs import dtype_of, is_dtype, payload_bytes
@@ -51,6 +52,7 @@ class Tables:
         self._norm = norm
         self._writing = writing
         self._reading = reading
+        self._caches = RowCaches()
 
     async def create(
         self,
@@ -160,17 +162,28 @@ class Tables:
         _check_rows(f"{what}: out", result_shape, receiver, ROW_DTYPES)
         encoding = row_encoding(what, codec, table.spec.dtype, receiver.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
-        memory = np.empty(grouped.begins[-1] * payload_bytes(encoding, row_dim(table)), np.uint8)
-        transfers = pulled(table, grouped, memory, context.client.ways, encoding)
+        cache = self._caches.of(table, encoding) if hold is None else None
         await self._norm.settle(wait_s)
+        if cache is None:
+            memory = np.empty(grouped.begins[-1] * payload_bytes(encoding, row_dim(table)), np.uint8)
+            transfers = pulled(table, grouped, memory, context.client.ways, encoding)
+        else:
+            kept = KeptPull(cache, grouped, pulled_frames(table, grouped, context.client.ways, encoding))
+            memory, transfers = kept.rows, kept.transfers()
         with context.forgetting_unknown([table]):
             answers = await context.client.pull_rows(transfers, wait_s=context.patience(wait_s), hold=hold)
         self._reading.num_bytes += sum(answer.table.payload_bytes for answer in answers)
+        if cache is not None:
+            kept.take()
         dtypes = _core.DTYPES[dtype_of(encoding)], _core.DTYPES[receiver.dtype]
         grouped.scatter(memory, row_dim(table), receiver.data, *dtypes)
         if receiver.finish is not None:
             receiver.finish()
         return receiver.result
+
+    async def cache(self, name: str, max_bytes: int, *, codec: str | None) -> None:
+        table = await self._context.schema.find_table(name)
+        self._caches.keep(table, row_encoding(f"cache_rows {name!r}", codec, table.spec.dtype), max_bytes)
 
     async def export(self, name: str, path: Path, *, wait_s: float | None, hold: Hold) -> None:
         from psstore.checkpoint.exchange.table_file import write_table

@@ -1,0 +1,130 @@
+"""Rows that were pulled, kept in this process: pulled again, those come alone that may have changed since.
+
+What a pull gives is what it would have given without: a row that is here is asked for by the change that it is as of,
+and its shard sends it unless it has been the same since (docs/wire.md, 'Rows that a reader keeps').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from psstore import _core
+from psstore.client.row_bounds import INDEX_BYTES
+from psstore.client.row_frames import RowFrame, row_dim
+from psstore.codec.codecs import dtype_of, payload_bytes
+from psstore.errors import BadArgument, BadHeader
+from psstore.protocol.client import Transfer
+from psstore.types import Tensor
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+MOST_ROWS = 1 << 31
+"""As many as there may be, whatever memory they may take: their numbers have 32 bits."""
+
+
+class RowCache:
+    """Rows of one table that travelled in one encoding, so many at most."""
+
+    def __init__(self, table: Tensor, encoding: str, max_bytes: int) -> None:
+        """Raises BadArgument for less memory than a row takes."""
+        self.table = table
+        self.encoding = encoding
+        self.max_bytes = max_bytes
+        row_bytes = payload_bytes(encoding, row_dim(table))
+        kept_bytes = _core.RowCache.record_bytes(row_bytes) + INDEX_BYTES
+        if max_bytes < kept_bytes:
+            raise BadArgument(f"max_bytes is {max_bytes}; a row of {table.spec.name!r} takes {kept_bytes}")
+        self.rows = _core.RowCache(row_bytes, min(max_bytes // kept_bytes, MOST_ROWS), len(table.shards))
+
+
+class RowCaches:
+    """What one store keeps of rows, by the names of tables."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, RowCache] = {}
+
+    def keep(self, table: Tensor, encoding: str, max_bytes: int) -> None:
+        """Keeps rows of the table that are pulled in that encoding; what is kept of it stays if nothing else is said
+        than before. 0 bytes: none any more. Raises BadArgument."""
+        name = table.spec.name
+        if max_bytes == 0:
+            self._by_name.pop(name, None)
+            return
+        made = RowCache(table, encoding, max_bytes)
+        there = self.of(table, encoding)
+        if there is None or there.max_bytes != max_bytes:
+            self._by_name[name] = made
+
+    def of(self, table: Tensor, encoding: str) -> RowCache | None:
+        """The cache of that table's rows in that encoding; None: they are not kept. A table that was dropped and
+        created again is another one."""
+        there = self._by_name.get(table.spec.name)
+        if there is None or there.encoding != encoding:
+            return None
+        if there.table.id != table.id:
+            there = self._by_name[table.spec.name] = RowCache(table, encoding, there.max_bytes)
+        return there
+
+
+class KeptPull:
+    """A pull of rows of which some are kept."""
+
+    def __init__(self, cache: RowCache, grouped: _core.GroupedIds, frames: Sequence[RowFrame]) -> None:
+        """`frames`: of all the grouped ids."""
+        num_ids = grouped.begins[-1]
+        self.rows: Bytes = np.empty(num_ids * cache.rows.row_bytes, np.uint8)
+        """The rows of the grouped ids, one after the other, once `take` has returned."""
+        self._cache = cache
+        self._grouped = grouped
+        self._changes = np.empty(num_ids, np.uint32)
+        cache.rows.read(grouped, self.rows, self._changes)
+        self._asked = [_AskedFrame(frame) for frame in frames]
+
+    def transfers(self) -> list[Transfer]:
+        return [one.transfer(self._cache, self._grouped, self._changes) for one in self._asked]
+
+    def take(self) -> None:
+        """Completes the rows by what came, and keeps them. Raises BadHeader for what can't be an answer."""
+        cache, grouped = self._cache.rows, self._grouped
+        for asked in self._asked:
+            for piece, came in zip(asked.frame.pieces, asked.came, strict=True):
+                if not cache.take(grouped, piece.partition, piece.begin, piece.end, self.rows, self._changes, came):
+                    raise BadHeader(
+                        f"{piece.end - piece.begin} rows of partition {piece.partition} were asked for, of which some"
+                        f" are here, and the {came.nbytes} bytes that came are no answer to that"
+                    )
+
+
+class _AskedFrame:
+    """One request of a pull, and memory for what comes."""
+
+    def __init__(self, frame: RowFrame) -> None:
+        self.frame = frame
+        self.came: Sequence[Bytes] = ()
+        """What came of each piece."""
+
+    def transfer(self, cache: RowCache, grouped: _core.GroupedIds, changes: Any) -> Transfer:
+        pieces = self.frame.pieces
+        marks = np.array([cache.rows.marks(one.partition) for one in pieces], np.uint64)
+        ids = b"".join(
+            [
+                self.frame.ids(grouped),
+                marks.tobytes(),
+                *(changes[one.begin : one.end].tobytes() for one in pieces),
+            ]
+        )
+        dtype = _core.DTYPES[dtype_of(cache.encoding)] | _core.CHANGES_BIT
+        return Transfer(self.frame.way, self.frame.pull_table(cache.table, dtype), self._make_room, ids)
+
+    def _make_room(self, table: _core.SliceTable) -> _core.Segments:
+        """Raises BadHeader for another number of pieces than were asked for."""
+        sizes = table.num_bytes()
+        if len(sizes) != len(self.frame.pieces):
+            raise BadHeader(f"a pull of {len(self.frame.pieces)} partitions was answered with {len(sizes)}")
+        memory = np.empty(sum(sizes), np.uint8)
+        self.came = [memory[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
+        return _core.Segments(self.came, writable=True)
