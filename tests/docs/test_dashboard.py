@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
+
 from psstore.launch.metric_names import METRICS
+
+PROMTOOL = shutil.which("promtool")
 
 
 def test_each_panel_of_the_dashboard_shows_metrics_that_there_are(repository: Path) -> None:
@@ -19,8 +25,26 @@ def test_each_panel_of_the_dashboard_shows_metrics_that_there_are(repository: Pa
             assert set(names) <= known.keys(), panel["title"]
             labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             assert labels <= set(known[names[0]].labels), panel["title"]
-            is_rate = target["expr"].startswith(("rate(", "increase("))
+            is_rate = re.search(r"\b(rate|increase)\(", target["expr"]) is not None
             assert is_rate == known[names[0]].is_counter, f"{panel['title']}: a rate is of a counter"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool: apt-get install prometheus")
+def test_prometheus_can_read_what_panels_and_the_page_ask_it(repository: Path, tmp_path: Path) -> None:
+    """As rules, which are checked without a server."""
+    dashboard = json.loads((repository / "docs" / "grafana.json").read_text())
+    page = (repository / "docs" / "monitoring.md").read_text()
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries = re.findall(r"^(?:bottomk|rate)\(.*", page, re.MULTILINE)
+    alerts = re.findall(r"^\| `([^`]*(?:==|>)[^`]*)`", page, re.MULTILINE)
+    assert all((panels, queries, alerts))
+    asked = [one.replace("$__rate_interval", "1m") for one in (*panels, *queries, *alerts)]
+    rules = [{"record": f"asked:{i}", "expr": one} for i, one in enumerate(asked)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "psstore", "rules": rules}]}))
+    checked = subprocess.run([str(PROMTOOL), "check", "rules", file], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert f"SUCCESS: {len(rules)} rules found" in checked.stdout
 
 
 def test_its_panels_do_not_lie_on_each_other(repository: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,11 +14,15 @@ TRAINED_S = 75.0
 """Until there is something to see."""
 
 
+FLAGS = ("--standbys", "1", "--mode", "ssp", "--staleness", "4", "--checkpoint-every", "20s")
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     with (
-        training("--standbys", "1") as process,
+        tempfile.TemporaryDirectory() as checkpoints,
+        training(*FLAGS, "--checkpoint", checkpoints) as process,
         open_page(f"{process.ready['metrics']}/", scheme="light", height=660) as light,
         open_page(f"{process.ready['metrics']}/", scheme="dark", height=660) as dark,
     ):

@@ -56,7 +56,10 @@ def training(*flags: str, table: str = "items") -> Iterator[StoreProcess]:
 def test_the_page_is_all_there_is_to_load() -> None:
     with StoreProcess("--metrics", "0") as process:
         assert get(f"{process.ready['metrics']}/") == (200, board.PAGE.decode())
-        assert get(f"{process.ready['metrics']}/other") == (404, "there are /, /metrics, /livez and /readyz\n")
+        assert get(f"{process.ready['metrics']}/other") == (
+            404,
+            "there are /, /metrics, /workers, /livez and /readyz\n",
+        )
     asked_for = re.findall(r"""https?://[^"'\s]+|(?:src|href)=|@import|url\(""", board.PAGE.decode())
     assert sorted(asked_for) == ["href=", "http://www.w3.org/2000/svg"]  # /metrics, and a name
     assert re.fullmatch(
@@ -72,14 +75,16 @@ def test_the_page_is_all_there_is_to_load() -> None:
 def test_who_looks_sees_what_the_store_does(scheme: Scheme, width: int, background: str) -> None:
     text = "document.body.innerText"
     with (
-        training(table='<b>"items"') as process,
+        training("--mode", "ssp", "--staleness", "3", table='<b>"items"') as process,
         open_page(f"{process.ready['metrics']}/", scheme=scheme, width=width) as page,
     ):
         assert page.await_true(f"{text}.includes('1 is waited for')"), page.evaluate(text)
         shown = page.evaluate(text)
         assert "2 workers train" in shown
+        assert "rank 1 is waited for: it computes, or loads data" in shown
         assert re.search(r"Steps a second\s+[1-9]", shown), shown
         assert '<b>"items"' in shown, "names are shown as they are"
+        assert page.await_true(f"/2 to 3\\s+[1-9]/.test({text})"), "how far ahead commits were"
         assert page.evaluate("document.querySelectorAll('path.in').length") == 3
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
         assert page.evaluate("document.documentElement.scrollWidth") <= width, (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from tests.support.server_process import StoreProcess, eventually, failed_start
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 F32 = np.float32
+
+PROMTOOL = shutil.which("promtool")
 
 
 def get(url: str) -> tuple[int, str]:
@@ -109,8 +112,12 @@ def test_what_trained_is_what_metrics_say() -> None:
         assert told["psstore_decisions_total"] == 3.0
         assert told["psstore_tensors"] == 2.0
         assert told["psstore_workers{state=live}"] == 2.0
-        assert (told["psstore_worker_rounds{rank=0}"], told["psstore_worker_staleness{rank=1}"]) == (3.0, 0.0)
         both = ("0", "1")
+        assert (told["psstore_worker_rounds{rank=0}"], told["psstore_worker_staleness{rank=1}"]) == (3.0, 0.0)
+        for rank in both:
+            assert told[f"psstore_worker_pushed_bytes_total{{rank={rank}}}"] >= 3 * 1_200_000
+        assert told["psstore_worker_pulled_bytes_total{rank=0}"] == 1_200_000
+        assert told["psstore_commits_total{ahead=0}"] == 6.0
         assert sum(told[f"psstore_shard_received_bytes_total{{shard={i}}}"] for i in both) == (1 + 2 * 3) * 1_200_000
         assert sum(told[f"psstore_shard_sent_bytes_total{{shard={i}}}"] for i in both) == 1_200_000
         assert sum(told[f"psstore_shard_value_bytes{{shard={i}}}"] for i in both) == 1_200_000
@@ -119,6 +126,17 @@ def test_what_trained_is_what_metrics_say() -> None:
         assert {name.partition("{")[0] for name in told} == {metric.name for metric in METRICS} - {
             "psstore_checkpoint_version"  # there is none
         }
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool: apt-get install prometheus")
+def test_prometheus_finds_nothing_to_mend_in_metrics() -> None:
+    with StoreProcess("--metrics", "0") as process, psstore.connect(process.url) as store:
+        store.create_table("items", dim=2, rule="sgd")
+        url = process.ready["metrics"]
+        assert eventually(lambda: "psstore_table_rows{shard=0,table=items}" in samples(url))
+        text = get(f"{url}/metrics")[1]
+    checked = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_checkpoints_are_counted(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psstore.client.store import Store
+from psstore.types import Consistency
 
 CONNECT_S = 3.0
 """How long to try to reach a store that somebody only looks at."""
@@ -155,17 +156,25 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def look_at(store: Store) -> StoreStatus:
     """Asks all shards. Raises as `Store.stats`."""
-    return status_of(store.stats(), store)
+    told, consistency = store.stats(), store.consistency
+    return status_of(told, consistency, num_workers=store.num_workers, restored=store.restored)
 
 
-def status_of(shards: Sequence[Counters], store: Store) -> StoreStatus:
-    """From what `Store.stats` gave."""
+def status_of(
+    shards: Sequence[Counters],
+    consistency: Consistency,
+    *,
+    num_workers: int | None = None,
+    restored: int | None = None,
+) -> StoreStatus:
+    """From what shards told, shard 0 first. `num_workers`: of a store whose workers come and go, those that take part
+    (default: the most)."""
     first = shards[0]
     live, lost, left = (_ranks(first[f"ranks_{state}"]) for state in ("live", "lost", "left"))
-    expected = () if store.consistency.elastic else range(store.num_workers)
+    expected = () if consistency.elastic else range(consistency.num_workers)
     return StoreStatus(
-        mode=store.consistency.mode,
-        num_workers=store.num_workers,
+        mode=consistency.mode,
+        num_workers=consistency.num_workers if num_workers is None else num_workers,
         version=int(first["version"]),
         tensors=int(first["tensors"]),
         live=live,
@@ -174,10 +183,10 @@ def status_of(shards: Sequence[Counters], store: Store) -> StoreStatus:
         left=left,
         workers=workers_of(first),
         transfers=tuple(one for counters in shards for one in transfers_of(counters) if one.rank in live),
-        staleness={ahead: int(count) for ahead, count in _by_rank(first["staleness"]).items()},
+        staleness=staleness_of(first),
         commits_waiting=int(first["commits_waiting"]),
         torn=str(first.get("torn", "")),
-        restored=store.restored,
+        restored=restored,
         checkpoint=checkpoint_of(first),
         shards=tuple(map(shard_of, shards)),
         tables=tables_of(shards),
@@ -235,6 +244,11 @@ def transfers_of(counters: Counters) -> tuple[TransferStatus, ...]:
         )
         for rank in sorted(pushed)
     )
+
+
+def staleness_of(counters: Counters) -> dict[int, int]:
+    """From shard 0's counters, as `StoreStatus.staleness`."""
+    return {ahead: int(count) for ahead, count in _by_rank(counters["staleness"]).items()}
 
 
 def checkpoint_of(counters: Counters) -> CheckpointStatus:

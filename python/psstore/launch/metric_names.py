@@ -8,12 +8,16 @@ from typing import NamedTuple
 from psstore.client.store_status import (
     ShardStatus,
     TableStatus,
+    TransferStatus,
     WorkerStatus,
     checkpoint_of,
     shard_of,
+    staleness_of,
     tables_of,
+    transfers_of,
     workers_of,
 )
+from psstore.launch.shard_probe import ToldCounters
 
 Counters = Mapping[str, int | float | str]
 Samples = Iterable[tuple[Sequence[str], float]]
@@ -32,16 +36,28 @@ class ShardAnswer(NamedTuple):
     """What it told, as figures."""
     workers: tuple[WorkerStatus, ...]
     """What shard 0 says of workers."""
+    transfers: tuple[TransferStatus, ...]
+    """What it sees of each worker that has connected."""
     tables: tuple[TableStatus, ...]
     """What it says of tables."""
 
 
-def answer_of(shard: int, counters: Counters | None, *, is_up: bool, answer_s: float) -> ShardAnswer:
+def answer_of(shard: int, answers: Sequence[ToldCounters], *, is_up: bool) -> ShardAnswer:
     """`is_up`: it has answered lately, if at all."""
-    if counters is None:
-        return ShardAnswer(shard, False, answer_s, None, None, (), ())
+    if not answers:
+        return ShardAnswer(shard, False, 0.0, None, None, (), (), ())
+    counters = answers[-1].counters
     workers = workers_of(counters) if shard == 0 else ()
-    return ShardAnswer(shard, is_up, answer_s, counters, shard_of(counters), workers, tables_of([counters]))
+    return ShardAnswer(
+        shard,
+        is_up,
+        answers[-1].took_s,
+        counters,
+        shard_of(counters),
+        workers,
+        transfers_of(counters),
+        tables_of([counters]),
+    )
 
 
 class Metric(NamedTuple):
@@ -105,6 +121,21 @@ def _of_workers(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
     return samples
 
 
+def _of_transfers(
+    name: str, of_shards: Callable[[Sequence[float]], float]
+) -> Callable[[Sequence[ShardAnswer]], Samples]:
+    """A field of `TransferStatus`, by rank: for each rank and shard there would be too many."""
+
+    def samples(answers: Sequence[ShardAnswer]) -> Samples:
+        seen: dict[int, list[float]] = {}
+        for answer in answers:
+            for one in answer.transfers:
+                seen.setdefault(one.rank, []).append(getattr(one, name))
+        return [((str(rank),), float(of_shards(values))) for rank, values in seen.items()]
+
+    return samples
+
+
 def _of_tables(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
     """A field of `TableStatus`, on each shard."""
 
@@ -119,6 +150,10 @@ def _of_tables(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
 def _last_checkpoint(counters: Counters) -> Samples:
     version = checkpoint_of(counters).version
     return [] if version is None else [((), float(version))]
+
+
+def _commits(counters: Counters) -> Samples:
+    return [((str(ahead),), float(count)) for ahead, count in staleness_of(counters).items()]
 
 
 SHARD, RANK, TABLE = ("shard",), ("rank",), ("shard", "table")
@@ -152,6 +187,48 @@ METRICS: tuple[Metric, ...] = (
         "Contributions of a worker's rank that were refused by their norm",
         RANK,
         _of_workers("refused"),
+    ),
+    Metric(
+        "psstore_worker_silent_seconds",
+        "Seconds since something was heard of a worker, its heartbeat included",
+        RANK,
+        _of_workers("silent_s"),
+    ),
+    Metric(
+        "psstore_worker_pushed_bytes_total",
+        "Bytes of values that a worker pushed or wrote, as they travel, also through shared memory",
+        RANK,
+        _of_transfers("pushed_bytes", sum),
+    ),
+    Metric(
+        "psstore_worker_pulled_bytes_total",
+        "Bytes of values that a worker pulled, likewise",
+        RANK,
+        _of_transfers("pulled_bytes", sum),
+    ),
+    Metric(
+        "psstore_worker_push_seconds_total",
+        "Seconds in which gradients of a worker were arriving, at the shard where they took longest",
+        RANK,
+        _of_transfers("push_s", max),
+    ),
+    Metric(
+        "psstore_worker_pull_seconds_total",
+        "Seconds in which values were on their way to a worker, likewise",
+        RANK,
+        _of_transfers("pull_s", max),
+    ),
+    Metric(
+        "psstore_worker_read_wait_seconds_total",
+        "Seconds that a worker's reads have waited for what others have yet to do, likewise",
+        RANK,
+        _of_transfers("waited_s", max),
+    ),
+    Metric(
+        "psstore_commits_total",
+        "Commits answered to workers that were so many rounds ahead of the slowest: 2 is 2 and 3, 4 is 4 to 7, …",
+        ("ahead",),
+        _of_store(_commits),
     ),
     Metric(
         "psstore_checkpoint_version", "Version of the last checkpoint of this life", (), _of_store(_last_checkpoint)

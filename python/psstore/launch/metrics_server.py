@@ -1,4 +1,4 @@
-"""Answers /metrics, /livez, /readyz and / (a board): `python -m psstore.launch.metrics_server`, of the supervisor.
+"""Answers /metrics, /livez, /readyz, and / (a board) with its /workers: `python -m psstore.launch.metrics_server`.
 
 A process of its own, which answers whatever the shards do: it asks each shard of its host every two seconds, and tells
 what that one said last. stdin brings what to do as one line of JSON and then stays open: its end is the supervisor's.
@@ -30,6 +30,7 @@ from psstore.errors import DeadlineExceeded, NotInitialised, PsstoreError, Unkno
 from psstore.launch import board
 from psstore.launch.metric_names import METRICS, answer_of
 from psstore.launch.shard_probe import ShardProbe
+from psstore.launch.workers_page import WorkersPage
 from psstore.net import loops
 from psstore.server import logs
 from psstore.server.processes import MetricsDuty
@@ -140,10 +141,7 @@ class StoreCollector(Collector):
         self._probes = probes
 
     def collect(self) -> Iterator[Metric]:
-        answers = [
-            answer_of(one.shard, one.counters, is_up=one.silent_s() <= FRESH_S, answer_s=one.answer_s)
-            for one in self._probes
-        ]
+        answers = [answer_of(one.shard, one.answers, is_up=one.silent_s() <= FRESH_S) for one in self._probes]
         for metric in METRICS:
             kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
             family = kind(metric.name, metric.about, labels=metric.labels)
@@ -162,6 +160,7 @@ class Pages:
             "/livez": LivePage(probes),
             "/readyz": ReadyPage(probes, credentials=credentials),
         }
+        self._workers = WorkersPage(probes)
         self._was_well = dict.fromkeys(self._health, True)
 
     def page(self, path: str) -> tuple[int, str, bytes]:
@@ -170,13 +169,15 @@ class Pages:
             return 200, "text/html; charset=utf-8", board.PAGE
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        if path == "/workers":
+            return 200, "application/json", self._workers()
         if path in self._health:
             health = self._health[path]()
             if health.is_well != self._was_well[path]:
                 _log.warning("%s: %s", path, health.text)
             self._was_well[path] = health.is_well
             return 200 if health.is_well else 503, "text/plain; charset=utf-8", f"{health.text}\n".encode()
-        return 404, "text/plain; charset=utf-8", b"there are /, /metrics, /livez and /readyz\n"
+        return 404, "text/plain; charset=utf-8", b"there are /, /metrics, /workers, /livez and /readyz\n"
 
 
 def http_server(sock: socket.socket, pages: Pages) -> ThreadingHTTPServer:

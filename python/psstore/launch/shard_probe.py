@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from psstore.config import Credentials
 from psstore.errors import PsstoreError
@@ -12,6 +13,7 @@ from psstore.net.asking import counters, tie
 from psstore.net.client import Reconnector
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.states import LinkState
+from psstore.types import Consistency
 
 LOOK_S = 2.0
 """How often a shard is asked."""
@@ -24,6 +26,14 @@ ANSWER_S = 60.0
 """After which the question is put again, on another connection."""
 
 
+class ToldCounters(NamedTuple):
+    """What a shard told."""
+
+    at_s: float
+    took_s: float
+    counters: Mapping[str, int | float | str]
+
+
 class ShardProbe:
     """One shard, as it last answered. Any thread may look at it; `run` is a task of an event loop."""
 
@@ -31,15 +41,26 @@ class ShardProbe:
         """`clock`: seconds that only grow."""
         self.shard = shard
         self.address = address
-        self.counters: Mapping[str, int | float | str] | None = None
-        """What it told; None: it has not been reached."""
-        self.answer_s = 0.0
-        """How long its last answer took."""
+        self.answers: tuple[ToldCounters, ...] = ()
+        """Its last two, the older one first, or as many as there are."""
         self._failure = ""
         self._reconnector: Reconnector | None = None
         self._identity = ClientIdentity(client=secrets.token_hex(16), role="operator", credentials=credentials)
         self._clock = clock
         self._answered_at = clock()
+
+    @property
+    def counters(self) -> Mapping[str, int | float | str] | None:
+        """What it told last; None: it has not been reached."""
+        answers = self.answers
+        return answers[-1].counters if answers else None
+
+    @property
+    def consistency(self) -> Consistency | None:
+        """The store's, as the shard says it to whom it is connected with."""
+        reconnector = self._reconnector
+        welcome = None if reconnector is None else reconnector.session.welcome
+        return None if welcome is None else welcome.consistency
 
     def silent_s(self) -> float:
         """For how long it has answered nothing."""
@@ -81,7 +102,7 @@ class ShardProbe:
         """Raises PsstoreError if the shard is another one, or not to be reached."""
         while True:
             began = self._clock()
-            self.counters = await counters(reconnector, timeout_s=ANSWER_S)
-            self._answered_at = self._clock()
-            self.answer_s, self._failure = self._answered_at - began, ""
+            told = await counters(reconnector, timeout_s=ANSWER_S)
+            self._answered_at, self._failure = self._clock(), ""
+            self.answers = (*self.answers[-1:], ToldCounters(self._answered_at, self._answered_at - began, told))
             await asyncio.sleep(LOOK_S)
