@@ -35,6 +35,7 @@ SUBJECTS = (
     "cuts",
     "followers",
     "learners",
+    "graces",
     "rows",
 )
 

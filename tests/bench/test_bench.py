@@ -20,7 +20,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, cuts, followers, harness, latency, learners, small_steps
+from bench import calls, cuts, followers, graces, harness, latency, learners, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -461,6 +461,19 @@ def test_followers_are_measured_by_what_they_are_sent_and_beside_who_trains(monk
     table, found = followers.relays(rounds=1, block_s=0.05)
     assert list(found) == [followers.ALONE, "1 followers", "1 followers behind 2 relays"]
     assert [bool(versions_per_s) for *_, versions_per_s, _ in table.rows] == [False, True, True]
+
+
+def test_a_grace_that_is_to_pay_is_as_good_as_the_best_fixed_one_whatever_the_learners_are() -> None:
+    """Under a clock that jumps, where the same seed gives the same figures."""
+    shares = {
+        title: {name: graces.Run(case, grace_s, seed=0).share(300.0) for name, grace_s in graces.GRACES.items()}
+        for title, case in graces.CASES.items()
+    }
+    for title, of in shares.items():
+        best = max(share for name, share in of.items() if name != "auto")
+        assert of["auto"] > best - 0.05, f"{title}: {of}"
+    for name in set(graces.GRACES) - {"auto"}:
+        assert any(of["auto"] > of[name] + 0.03 for of in shares.values()), f"{name} does as well everywhere: {shares}"
 
 
 def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted() -> None:
