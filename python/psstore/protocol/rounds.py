@@ -393,6 +393,8 @@ class Rounds:
 
     def _refused(self, staged: Sequence[tuple[int, Waiting]]) -> dict[int, Refusal]:
         """Why contributions of the round do not count, by rank."""
+        if self.norm_guard.ratio is None:
+            return {}
         judged = {rank: self.norm_guard.judge(rank, waiting.commit.present, waiting.norm) for rank, waiting in staged}
         refused = {rank: refusal for rank, refusal in judged.items() if refusal is not None}
         self.norm_guard.refused(refused.values())
