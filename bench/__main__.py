@@ -37,6 +37,7 @@ SUBJECTS = (
     "fan_out",
     "learners",
     "learner_links",
+    "graces",
     "rows",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -296,6 +297,22 @@ def complete_hyper(rule: str, given: Mapping[str, float]) -> dict[str, float]:
 UNBOUNDED = -1
 """Staleness without a bound."""
 
+ADAPTIVE = -1.0
+"""A grace that lasts as long as it pays."""
+
+GivenGrace = float | Literal["auto"]
+"""A grace as it is given: seconds, or as long as it pays."""
+
+
+def grace_seconds(given: GivenGrace) -> float:
+    """The grace as `Consistency` has it."""
+    return ADAPTIVE if given == "auto" else given
+
+
+def grace_text(grace_s: float) -> str:
+    """The other way round."""
+    return "auto" if grace_s == ADAPTIVE else f"{grace_s:g}"
+
 
 def parse_workers(what: str, given: int | str) -> tuple[int | None, int]:
     """The fewest and the most workers of '2:8'; of a number, None and that. Raises BadArgument."""
@@ -342,7 +359,8 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
     """Workers come and go: num_workers are the most there may be, and no round is decided without so many. None: their
     number is fixed."""
     grace_s: float = 0.0
-    """How long a round that has its quorum stays open for the other workers that are there, in seconds."""
+    """How long a round that has its quorum stays open for the other workers that are there, in seconds; ADAPTIVE: as
+    long as that pays."""
     refuse_norm: float | None = None
     """A contribution is refused whose norm is more than so many times the median of the last ones that counted, or not
     finite. None: nobody looks."""
@@ -398,12 +416,12 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_grace(self) -> None:
-        if not 0.0 <= self.grace_s < math.inf:
-            raise BadArgument(f"grace_s is {self.grace_s}; it must be a number of seconds, at least 0")
+        if self.grace_s != ADAPTIVE and not 0.0 <= self.grace_s < math.inf:
+            raise BadArgument(f"grace_s is {self.grace_s}; it must be 'auto', or a number of seconds, at least 0")
         if self.grace_s and self.mode != "backup":
             raise BadArgument(
-                f"grace_s is {self.grace_s:g}, and in mode {self.mode!r} no quorum waits for others: give a quorum of"
-                f" fewer than all {self.num_workers} workers, and staleness 0"
+                f"grace_s is {grace_text(self.grace_s)}, and in mode {self.mode!r} no quorum waits for others: give a"
+                f" quorum of fewer than all {self.num_workers} workers, and staleness 0"
             )
 
     @staticmethod

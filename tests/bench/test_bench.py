@@ -21,7 +21,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, cuts, fan_out, followers, harness, latency, learner_links, learners, small_steps
+from bench import calls, cuts, fan_out, followers, graces, harness, latency, learner_links, learners, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -490,6 +490,19 @@ def test_learners_behind_links_take_steps_with_a_store_and_without(
         alone = list(both.map(lambda one: one.alone(2), learners))
         assert min(*together, *alone) >= 2 * 0.001
         list(both.map(learner_links.Learner.leave, learners))
+
+
+def test_a_grace_that_is_to_pay_is_as_good_as_the_best_fixed_one_whatever_the_learners_are() -> None:
+    """Under a clock that jumps, where the same seed gives the same figures."""
+    shares = {
+        title: {name: graces.Run(case, grace_s, seed=0).share(300.0) for name, grace_s in graces.GRACES.items()}
+        for title, case in graces.CASES.items()
+    }
+    for title, of in shares.items():
+        best = max(share for name, share in of.items() if name != "auto")
+        assert of["auto"] > best - 0.05, f"{title}: {of}"
+    for name in set(graces.GRACES) - {"auto"}:
+        assert any(of["auto"] > of[name] + 0.03 for of in shares.values()), f"{name} does as well everywhere: {shares}"
 
 
 def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +22,7 @@ from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.protocol.states import StandbyState
 from psstore.protocol.words import MAX_WORDS, Words
-from psstore.types import Consistency, TensorSpec
+from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire import messages as m
 from psstore.wire import records as r
 from tests.protocol.support import OPS
@@ -489,3 +492,46 @@ def test_beats_that_a_standby_answers_prolong_the_lease_from_when_they_were_made
     pair.protocol.feed(b"".join(beat))
     pair.talk()
     assert not exchange(pair.leader, 2, client, STATS, now=4.0), "what was answered at 4 was made at 1"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_standby_keeps_what_was_measured_as_it_is_too(is_new: bool) -> None:
+    """One that comes later, and one that was there."""
+    pair = Pair()
+    if not is_new:
+        pair.talk()
+    worker = pair.leader.opened(2, 0.0)
+    requests = itertools.count(1)
+
+    def ask(op: str, body: m.Message, payload: bytes = b"", **header: Any) -> _core.Frame:
+        request = next(requests)
+        head = _core.encode_frame(OPS[op], request=request, body=m.encode_body(body), **header)
+        found = exchange(pair.leader, 2, worker, head + payload)
+        while not found:
+            pair.talk()
+            found = frames_of(b"".join(worker.take_replies()))
+        assert found[-1].request == request
+        return found[-1]
+
+    def push(key: int, values: Sequence[float]) -> None:
+        table = _core.SliceTable([(key, 4 * len(values), _core.DTYPES["float32"])])
+        sender = {"rank": 0, "incarnation": 1, "round": 1, "table": table, "payload_bytes": 4 * len(values)}
+        ask("PUSH", m.Carry(), floats(*values).tobytes(), **sender)
+
+    ask("HELLO", m.Hello(client=SECOND, role="worker"))
+    joined = m.decode_body(m.Joined, ask("JOIN", m.Join(rank=0)).body)
+    specs = (TensorSpec(name="w", shape=(2,), rule="sgd"),)
+    created = m.decode_body(m.Created, ask("CREATE", m.Create(specs=specs)).body)
+    (tensor,) = (m.decode_fact(signed.blob) for signed in created.tensors)
+    assert isinstance(tensor, Tensor)
+    ask("DEFINE", m.Define(facts=created.tensors))
+    ask("ATTACH", m.Attach(ticket=joined.ticket))
+    push(tensor.key(0), [3.0, 4.0])
+    present = ((tensor.id, tensor.id),)
+    ask("ATTEST", m.Attest(round=1, present=present))
+    if is_new:
+        pair.talk()
+    push(tensor.key(0), [100.0, 100.0])
+    shards = (pair.leader.shard, pair.standby.shard)
+    assert [shard.staged_squares(0, 1, 1, tensors=present) for shard in shards] == [25.0, 25.0]
+    assert pair.standby.shard.history() == pair.leader.shard.history()

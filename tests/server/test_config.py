@@ -13,7 +13,7 @@ from psstore.config import config_path, resolve
 from psstore.errors import BadArgument
 from psstore.net.address import TcpAddress, UnixAddress, is_loopback, parse_address
 from psstore.server.settings import ServerSettings
-from psstore.types import UNBOUNDED, Consistency
+from psstore.types import ADAPTIVE, UNBOUNDED, Consistency
 
 # ---- layers -----------------------------------------------------------------------------------------
 
@@ -137,6 +137,9 @@ def test_a_quorum_has_the_grace_that_it_was_given() -> None:
     given = {"workers": 4, "quorum": 3, "grace_s": 5.0}
     settings = resolve(ServerSettings, flags=given, file=None, environ={}).settings
     assert settings.consistency() == Consistency(num_workers=4, quorum=3, grace_s=5.0)
+    environ = {"PSSTORE_GRACE_S": "auto"}
+    adaptive = resolve(ServerSettings, flags={"workers": 4, "quorum": 3}, file=None, environ=environ).settings
+    assert adaptive.consistency() == Consistency(num_workers=4, quorum=3, grace_s=ADAPTIVE)
     alone = resolve(ServerSettings, flags={"grace_s": 5.0}, file=None, environ={}).settings
     assert alone.consistency() == Consistency(), "with one worker nobody is waited for"
 
@@ -167,6 +170,7 @@ def test_every_mode_goes_with_one_worker_and_with_two(mode: str) -> None:
         {"grace_s": 5.0},
         {"mode": "async", "grace_s": 5.0},
         {"quorum": 3, "grace_s": float("inf")},
+        {"grace_s": "auto"},
         {"refuse_norm": 1.0},
         {"refuse_norm": float("inf")},
         {"workers": 1, "refuse_norm": 0.0},

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from psstore.errors import InternalError, ProtocolError
+from psstore.protocol.grace import KEPT, SLACK
 from psstore.protocol.membership import Liveness
-from psstore.types import Tensor
+from psstore.types import ADAPTIVE, Tensor
 from psstore.wire.ranges import Ranges, contains
 
 from . import model
@@ -26,6 +27,10 @@ from .scenario import Scenario
 SLACK_S = 1e-6
 WAYS = 10
 """Of a call's frames before the one whose answer it waits for, such as those to ask what shards say of a round."""
+
+MOST_WORTH = SLACK * sum(1.0 / number for number in range(1, KEPT + 1))
+"""How many times its share of the round a grace that is to pay may wait for one more, at most: for a worker that has
+come, one time after the other, just so late that it was worth it to wait a little longer."""
 
 LATE_S = 0.1
 """What a commit takes beside its way, in shards that are busy."""
@@ -107,6 +112,14 @@ def graces_are_kept(plan: Plan, history: History) -> None:
         asked = sorted(history.asked_at[cell] for cell in took_part)
         decided, quorum_at = history.decided_at[decision.number], asked[min(terms.quorum, len(asked)) - 1]
         missing = history.training_at(decided) - {rank for rank, _, _ in took_part}
+        if plan.grace_s == ADAPTIVE:
+            begun = history.decided_at.get(decision.number - 1, 0.0)
+            for count in range(terms.quorum, len(asked) + 1):
+                since, until = asked[count - 1], asked[count] if count < len(asked) else decided
+                most_s = MOST_WORTH * max(0.0, since - begun + latest_s) / count + latest_s
+                said = f"decision {decision.number} waited {until - since:.3f} s for one more than {count}"
+                assert plan.break_chance or until - since <= most_s, f"{said}, and may {most_s:.3f} s"
+            continue
         if missing:
             said = f"decision {decision.number} is without {missing}, {decided - quorum_at:.3f} s after its quorum"
             assert decided >= quorum_at + plan.grace_s - SLACK_S, said

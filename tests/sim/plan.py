@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from psstore.types import Consistency
+from psstore.types import ADAPTIVE, Consistency
 
 MODES = ("sync", "backup", "ssp", "async")
 
@@ -101,7 +101,7 @@ class Plan:
     stop_at: int | None
     """The version at which workers have training end."""
     grace_s: float = 0.0
-    """How long a round that has its quorum waits for the others."""
+    """How long a round that has its quorum waits for the others; ADAPTIVE: as long as it pays."""
     drops_lost: bool = False
     """Where rounds are a quorum's: a worker that is given up is no part of it any more."""
     tables: tuple[tuple[str, str], ...] = ()
@@ -392,9 +392,14 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         if archives.random() < 0.3
         else None,
         num_channels=manners.choice((1, 1, 2, 3)),
-        grace_s=random.Random(f"graces {seed}").choice((0.0, 0.1, 3.0)) if chosen == "backup" else 0.0,
+        grace_s=_grace_s(seed) if chosen == "backup" else 0.0,
         drops_lost=chosen == "backup" and random.Random(f"drops {seed}").random() < 0.5,
     )
+
+
+def _grace_s(seed: int) -> float:
+    fixed_s = random.Random(f"graces {seed}").choice((0.0, 0.1, 3.0))
+    return ADAPTIVE if random.Random(f"adaptive graces {seed}").random() < 0.3 else fixed_s
 
 
 def _death(rng: random.Random, num_workers: int) -> Death:

@@ -40,7 +40,7 @@ MAX_SEEDS_TO_NOTICE = 250
 NOTICED_BY = {
     "a standby that has said that it never will leads": 97,
     "one word is enough to lead": 867,
-    "a quorum that has everybody waits on": 67,
+    "a quorum that has everybody waits on": 91,
     "nobody wakes up when the grace is over": 210,
     "early decisions are like any other": 18,
     "skipped rounds are applied": 12,

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from unittest import mock
 
 import pytest
 
+from psstore.protocol.grace import Grace
+from psstore.types import ADAPTIVE
 from tests.sim.checks import check, run_and_check, watched
 from tests.sim.history import History
 from tests.sim.plan import (
@@ -238,6 +241,20 @@ def test_late_worker_is_told_so_and_catches_up() -> None:
     assert late
     assert 2 in {rank for rank, _, _ in late}
     assert history.outcomes["worker 2.1"] == "finished"
+
+
+def test_a_grace_that_is_to_pay_does_not_last_until_a_slow_worker_comes() -> None:
+    calm = plan_of(0, "backup").undisturbed()
+    slow = replace(
+        calm, stop_at=None, num_workers=3, rounds=20, compute_s=(0.1, 0.1, 3.0), num_shards=2, grace_s=ADAPTIVE
+    )
+    history = run_and_check(slow)
+    assert 2 in {rank for (rank, _, _), committed in history.commits.items() if committed.late}
+    with (
+        mock.patch.object(Grace, "_worth_s", return_value=60.0),
+        pytest.raises(AssertionError, match="graces_are_kept"),
+    ):
+        check(slow, watched(slow).run())
 
 
 def test_disturbances_do_happen() -> None:

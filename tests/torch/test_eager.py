@@ -400,3 +400,9 @@ def test_what_needs_the_gradients_first_or_the_round_over_is_refused(store: psst
             call()
     with pytest.raises(UsageError, match="GradScaler"):
         scaler.step(optimizer)
+
+
+def test_a_store_that_refuses_by_norm_is_for_gradients_that_are_there() -> None:
+    refusal = pytest.raises(UsageError, match=r"leave overlap= out, or start the store without --refuse-norm")
+    with psstore.LocalStore(refuse_norm=10.0) as local, local.connect() as store, refusal:
+        eager(Odd(seed=0), store)

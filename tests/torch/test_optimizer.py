@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import warnings
@@ -279,3 +280,20 @@ def test_gradients_need_not_be_contiguous(store: psstore.Store) -> None:
     weight.grad = torch.arange(6.0).reshape(2, 3).t()
     outer.step()
     assert torch.equal(weight, -weight.grad)
+
+
+def test_a_worker_that_steps_with_gradients_astray_is_told_and_keeps_the_parameters() -> None:
+    model = Odd(seed=0)
+    with psstore.LocalStore(refuse_norm=10.0) as local, local.connect() as store:
+        inner = SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, store, named_parameters=model.named_parameters())
+        for step in range(9):
+            optimizer.zero_grad()
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 1000.0 if step == 8 else 1.0)
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            told = pytest.warns(UserWarning, match="rank 0 was refused") if step == 8 else contextlib.nullcontext()
+            with told:
+                optimizer.step()
+            assert all(map(torch.equal, before, model.parameters())) == (step == 8)
+            assert optimizer.skipped == (step == 8)

@@ -36,7 +36,7 @@ from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import OwnShard
 from psstore.protocol.signing import MAC_BYTES, Signer
-from psstore.types import Consistency, parse_workers, place_shards
+from psstore.types import Consistency, GivenGrace, grace_seconds, parse_workers, place_shards
 from psstore.wire.messages import Role
 
 LIVENESS = Liveness(silence_s=math.inf, detached_s=0.0)
@@ -293,7 +293,7 @@ class LocalOptions(TypedDict, total=False):
     workers: int | str
     mode: str
     staleness: int
-    grace_s: float
+    grace_s: GivenGrace
     refuse_norm: float
     device: str
     max_memory: str
@@ -314,11 +314,13 @@ def parse_local(url: str) -> LocalOptions:
                 options[name] = text if is_range else int(text)  # type: ignore[literal-required]
             except ValueError:
                 raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected an integer") from None
+        elif name == "grace_s" and text == "auto":
+            options["grace_s"] = "auto"
         elif name in ("grace_s", "refuse_norm"):
             try:
                 options[name] = float(text)  # type: ignore[literal-required]
             except ValueError:
-                expected = "a number of seconds" if name == "grace_s" else "a number"
+                expected = "a number of seconds, or auto" if name == "grace_s" else "a number"
                 raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected {expected}") from None
         else:
             there_are = "shards, workers, mode, staleness, grace_s, refuse_norm, device and max_memory"
@@ -341,15 +343,15 @@ class LocalStore:
         mode: str = "sync",
         backups: int = 1,
         staleness: int = 2,
-        grace_s: float = 0.0,
+        grace_s: GivenGrace = 0.0,
         refuse_non_finite: bool = False,
         refuse_norm: float | None = None,
         device: str = "cpu",
         max_memory: str | None = None,
     ) -> None:
         """`workers`: how many, or 'FEWEST:MOST' where they come and go. `mode`: 'sync', 'backup' (a round does
-        without `backups` late workers, which have `grace_s` from when the others have ended it), 'ssp' (a worker may be
-        `staleness` rounds ahead) or 'async'.
+        without `backups` late workers, which have `grace_s` from when the others have ended it; 'auto': as long as that
+        pays), 'ssp' (a worker may be `staleness` rounds ahead) or 'async'.
         `refuse_non_finite`: refuse pushes that hold NaN or infinity. `refuse_norm`: have rounds go on without
         contributions whose norm is more than so many times the median of the last ones to the same tensors, or not
         finite (`CommitResult.refused`). `device`: where parameters live and steps are taken: 'cpu', 'cuda:0', or
@@ -365,7 +367,7 @@ class LocalStore:
             fewest=fewest,
             backups=backups,
             staleness=staleness,
-            grace_s=grace_s,
+            grace_s=grace_seconds(grace_s),
             refuse_norm=refuse_norm,
         )
         self.thread = LoopThread()

@@ -85,6 +85,8 @@ class NormGuard:
 
     def admit(self, norms: Iterable[tuple[Ranges, float | None]]) -> None:
         """These contributions count."""
+        if self.ratio is None:
+            return
         for present, norm in norms:
             if norm is None:
                 continue

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
 from psstore.protocol.decision_log import DecisionLog
+from psstore.protocol.grace import Grace
 from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.losses import Losses
@@ -97,6 +98,7 @@ class Rounds:
         """The rank that is to ask the shards what they have applied."""
         self._staged: Waits[Waiting] = Waits()
         """Commits that no decision holds yet."""
+        self._grace = Grace(consistency.grace_s)
         self._quorum_at: float | None = None
         """Since when the staged commits are a quorum; None: they are none."""
         self._particular: dict[int, Commit] = {}
@@ -260,6 +262,7 @@ class Rounds:
         self._unstage(rank)
         self._owed.pop(rank)
         self.closed.pop(rank, None)
+        self._grace.forget(rank)
         self._promised.forget(rank)
         self._losses.forget(rank)
         self._stops.replace(rank, self._membership.workers)
@@ -270,6 +273,7 @@ class Rounds:
         self._losses.forget(worker.rank)
         self._unstage(worker.rank)
         self._owed.pop(worker.rank)
+        self._grace.forget(worker.rank)
         self._promised.forget(worker.rank)
         return self._tear(worker.rank, "was dropped" if worker.dropped else "left") + self.settle(now)
 
@@ -306,6 +310,8 @@ class Rounds:
             )
 
     def _stage(self, rank: int, waiting: Waiting) -> None:
+        if rank not in self._staged.of:
+            self._grace.came(rank, self._at, brings=bool(waiting.commit.present))
         self._staged.put(rank, waiting)
         if waiting.commit.early or waiting.commit.max_norm is not None:
             self._particular[rank] = waiting.commit
@@ -336,7 +342,10 @@ class Rounds:
         return self._staged.of.keys() >= self._membership.live
 
     def _grace_ends(self) -> float | None:
-        return None if self._quorum_at is None else self._quorum_at + self.consistency.grace_s
+        if self._quorum_at is None:
+            return None
+        there = self._staged.of
+        return self._grace.ends(self._quorum_at, num_there=len(there), missing=self._membership.live - there.keys())
 
     def _is_grace_over(self, now: float) -> bool:
         ends = self._grace_ends()
@@ -369,6 +378,7 @@ class Rounds:
             self.closed[rank] = Closed(worker.incarnation, round, number, skip=fact.skip, refused=refused.get(rank))
             self._losses.forget(rank)
         self._just_decided.update(staged)
+        self._grace.decided(self._at)
         self._staged.clear()
         self._particular.clear()
         self._quorum_at = None
@@ -383,6 +393,8 @@ class Rounds:
 
     def _refused(self, staged: Sequence[tuple[int, Waiting]]) -> dict[int, Refusal]:
         """Why contributions of the round do not count, by rank."""
+        if self.norm_guard.ratio is None:
+            return {}
         judged = {rank: self.norm_guard.judge(rank, waiting.commit.present, waiting.norm) for rank, waiting in staged}
         refused = {rank: refusal for rank, refusal in judged.items() if refusal is not None}
         self.norm_guard.refused(refused.values())
@@ -391,6 +403,7 @@ class Rounds:
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
         round = waiting.commit.round
+        self._grace.came(worker.rank, self._at, brings=bool(waiting.commit.present), late=True)
         self._membership.reached(worker, self.log.last)
         self.closed[worker.rank] = Closed(worker.incarnation, round, decision=round, late=True)
         self._just_decided[worker.rank] = waiting
@@ -412,6 +425,7 @@ class Rounds:
                     self._owed.pop(rank)
                 if waiting.since < self._at:
                     self._count_wait(rank, waiting, self._at)
+                self._grace.answered(rank, self._at, brings=bool(waiting.commit.present))
                 answers.append(self._answer(worker, waiting, slowest))
             else:
                 self._owed.put(rank, waiting)

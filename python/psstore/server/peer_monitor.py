@@ -31,7 +31,7 @@ from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
 from psstore.server.other_member import refuses
-from psstore.types import Consistency
+from psstore.types import Consistency, grace_text
 from psstore.wire.messages import Welcome
 
 POLL_S = 1.0
@@ -417,5 +417,5 @@ def _version(restored: int) -> str:
 
 def _told(terms: Consistency) -> str:
     told = f"{terms.num_workers} workers, quorum {terms.quorum}, staleness {terms.staleness}"
-    told += f", grace {terms.grace_s:g} s" if terms.grace_s else ""
+    told += f", grace_s {grace_text(terms.grace_s)}" if terms.grace_s else ""
     return told if terms.refuse_norm is None else f"{told}, norms refused beyond {terms.refuse_norm:g} times the median"

@@ -18,7 +18,7 @@ from psstore.net.sockets import check_congestion_control
 from psstore.net.token_files import TokenSources
 from psstore.protocol.membership import OfLost
 from psstore.server.hosts import advertised_hosts, parse_hosts, split_hosts
-from psstore.types import UNBOUNDED, Consistency, parse_workers, place_shards
+from psstore.types import UNBOUNDED, Consistency, grace_seconds, parse_workers, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -146,8 +146,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     quorum: Annotated[int | None, _text("commits that make a decision (default: all workers)")] = None
     grace_s: Annotated[
-        Annotated[float, Meta(ge=0)],
-        _text("how long a round that has its quorum stays open for the other workers that are there, in seconds"),
+        Annotated[float, Meta(ge=0)] | Literal["auto"],
+        _text(
+            "how long a round that has its quorum stays open for the other workers that are there: seconds, or 'auto',"
+            " as long as that pays by how long they have taken before"
+        ),
     ] = 0.0
     staleness: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["unbounded"] | None,
@@ -418,7 +421,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             quorum=usual.quorum if self.quorum is None else self.quorum,
             staleness=usual.staleness if bound is None else bound,
             fewest=fewest,
-            grace_s=self.grace_s,
+            grace_s=grace_seconds(self.grace_s),
             refuse_norm=self.refuse_norm,
         )
         chosen.check()

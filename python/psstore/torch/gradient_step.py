@@ -177,9 +177,9 @@ class GradientStep(ABC):
             average=training.average and not training.has_parts,  # of a part there is one gradient, an average
             max_norm=max_norm,
         )
-        tell_of_refusal(commit)
         has_all_gradients = len(present) == len(training.trained)
         self._committed = CommittedRound(commit, hypers, max_norm, overflow.loss_scale, has_all_gradients)
+        tell_of_refusal(commit)
         return self._committed
 
     def _finish(self, committed: CommittedRound) -> None:

@@ -263,9 +263,9 @@ class LearnerStep(LocalStep):
         self._round.exchange.finish()
         for number, values in self._round.news.items():
             self._fragments[number].merge(values, share=self._learning.merge)
-        for ended in self._round.ended:
-            tell_of_refusal(ended)
-        self._round = None
+        ended, self._round = self._round.ended, None
+        for commit in ended:
+            tell_of_refusal(commit)
 
     def _pull_news(self, news: dict[int, list[torch.Tensor]]) -> None:
         """Pulls the fragments that rounds were about since the last time: the one of this worker's round, and where

@@ -584,5 +584,10 @@ def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> S
         if not by_store:
             kind = type(training.optimizer).__qualname__
             raise UsageError(f"overlap='eager' needs the store to take the step, and it has no rule for {kind}")
+        if training.store.consistency.refuse_norm is not None:
+            raise UsageError(
+                "overlap='eager' commits before the gradients are there, and this store refuses them by their norm:"
+                " leave overlap= out, or start the store without --refuse-norm"
+            )
         return EagerStep(training)
     return StoreStep(training) if by_store else WorkerStep(training)

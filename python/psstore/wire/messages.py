@@ -212,7 +212,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     returns: bool = False
     """A store whose shard dies starts again by itself, from a checkpoint: who finds nobody here waits for that."""
     grace_s: float = 0.0
-    """How long a round that has its quorum stays open for the other workers that are there."""
+    """How long a round that has its quorum stays open for the other workers that are there; -1: as long as it pays."""
     refuse_norm: float | None = None
     """Commits bring what every shard has measured of their contribution: one whose norm is more than so many times the
     median of the last ones is refused. None: nothing is measured."""
