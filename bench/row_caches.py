@@ -26,7 +26,14 @@ NUM_IDS = 4096
 
 Before = Callable[[Ids, Ids], None]
 
-HEADERS = ("who pulls", "cache, MiB", "bytes a row", "of a pull's without", "time, × without")
+HEADERS = (
+    "who pulls",
+    "cache, MiB",
+    "bytes a row",
+    "of those without",
+    "client's CPU time, × without",
+    "time, × without",
+)
 
 
 @dataclass(frozen=True)
@@ -137,13 +144,9 @@ PULLERS: Mapping[str, Callable[[_Trainer, bool], Before]] = {
 
 def rows_of(found: Cached) -> list[list[Cell]]:
     plain_bytes, plain = found.row_bytes["0"], found.series["0"]
-    return [
-        [
-            found.who,
-            int(name),
-            f"{found.row_bytes[name]:.0f}",
-            found.row_bytes[name] / plain_bytes,
-            one.median / plain.median,
-        ]
-        for name, one in found.series.items()
-    ]
+    rows: list[list[Cell]] = []
+    for name, one in found.series.items():
+        num_bytes = found.row_bytes[name]
+        ratios = [num_bytes / plain_bytes, one.cpu_s / plain.cpu_s, one.median / plain.median]
+        rows.append([found.who, name, f"{num_bytes:.0f}", *ratios])
+    return rows
