@@ -17,14 +17,14 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def id_sets(num_ids: int, *, num_rows: int) -> list[Ids]:
+def id_sets(num_ids: int, *, num_rows: int, num_sets: int = NUM_SETS) -> list[Ids]:
     """Ids as a batch has them that has so many different ones: the frequent ones in each of them, in any order."""
     generator = np.random.default_rng(1)
     weights = np.arange(1, num_rows + 1) ** -1.05
     bounds = np.cumsum(weights / weights.sum())
     names = generator.permutation(num_rows)
     sets = []
-    for _ in range(NUM_SETS):
+    for _ in range(num_sets):
         ids = np.empty(0, np.int64)
         while len(ids) < num_ids:
             drawn = np.searchsorted(bounds, generator.random(4 * num_ids)).clip(max=num_rows - 1)

@@ -11,7 +11,8 @@ installed is left out, and said: FBGEMM comes as fbgemm-gpu-cpu, of the version 
 peers/ps_lite.py says. All hold as many rows, of 64 float32 and as many sums, but for FBGEMM, which has one sum a row.
 
 A second table is of codecs: the bytes of rows that a step sends and receives over TCP, and its time. A third is of rows
-that are kept in bfloat16: their bytes in memory, and the time of a step.
+that are kept in bfloat16: their bytes in memory, and the time of a step. A fourth is of a client's cache
+(row_caches.py): the bytes of rows that come to it, and the time of a pull.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ import numpy as np
 import torch
 
 import psstore
-from bench import row_peers, row_servers
+from bench import row_caches, row_peers, row_servers
 from bench.command import Subject, run
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
 from bench.processes import store_server
 from bench.report import Cell, Report, Table
+from bench.row_caches import Cached
 from bench.row_work import DIM, EPS, NUM_ROWS, NUM_SETS, RATE, Floats, Ids, gradients_of, id_sets
 from psstore.client.store import Store
 
@@ -123,14 +125,30 @@ def filled_store(where: str, *, num_rows: int, rule: str = "adagrad", dtype: str
             url = ends.enter_context(store_server("unix" if where == "shm" else "tcp", 1))
             transport: Any = "auto" if where == "shm" else "tcp"
             store = ends.enter_context(psstore.connect(url, rank=0, transport=transport))
-        store.create_table("t", dim=DIM, rule=rule, dtype=dtype)
-        hypers = hypers_of(rule)
-        some = np.full((SET_SIZES[-1], DIM), 1e-3, np.float32)
-        for first in range(0, num_rows, len(some)):
-            ids = np.arange(first, min(first + len(some), num_rows))
-            store.push_rows("t", ids, some[: len(ids)])
-            store.commit(hypers)
+        fill(store, num_rows=num_rows, rule=rule, dtype=dtype)
         yield store
+
+
+@contextlib.contextmanager
+def read_store() -> Iterator[tuple[Store, Store]]:
+    """A worker of a store with the table, over TCP, and a reader of it."""
+    with (
+        store_server("tcp", 1) as url,
+        psstore.connect(url, rank=0, transport="tcp") as worker,
+        psstore.connect(url, role="client", transport="tcp") as reader,
+    ):
+        fill(worker, num_rows=NUM_ROWS)
+        yield worker, reader
+
+
+def fill(store: Store, *, num_rows: int, rule: str = "adagrad", dtype: str = "float32") -> None:
+    store.create_table("t", dim=DIM, rule=rule, dtype=dtype)
+    hypers = hypers_of(rule)
+    some = np.full((SET_SIZES[-1], DIM), 1e-3, np.float32)
+    for first in range(0, num_rows, len(some)):
+        ids = np.arange(first, min(first + len(some), num_rows))
+        store.push_rows("t", ids, some[: len(ids)])
+        store.commit(hypers)
 
 
 def hypers_of(rule: str) -> dict[str, float]:
@@ -215,10 +233,13 @@ def measure(chosen: argparse.Namespace) -> Report:
     found = [contest(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
     in_codecs = [coded(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
     in_dtypes = [kept(rule, num_ids=SET_SIZES[0], num_rows=NUM_ROWS, rounds=rounds) for rule in KEPT_RULES]
-    return report(found, in_codecs, in_dtypes)
+    in_caches = row_caches.cached(read_store, HYPERS, rounds=2 * rounds)
+    return report(found, in_codecs, in_dtypes, in_caches)
 
 
-def report(found: Sequence[Found], in_codecs: Sequence[Coded], in_dtypes: Sequence[Kept]) -> Report:
+def report(
+    found: Sequence[Found], in_codecs: Sequence[Coded], in_dtypes: Sequence[Kept], in_caches: Sequence[Cached]
+) -> Report:
     return Report(
         subject="rows",
         about=(
@@ -231,6 +252,7 @@ def report(found: Sequence[Found], in_codecs: Sequence[Coded], in_dtypes: Sequen
             Table("Rows", HEADERS, [_row(one, name) for one in found for name in one.series]),
             Table("Codecs", CODEC_HEADERS, [_coded_row(one, codec) for one in in_codecs for codec in CODECS]),
             Table("Kept in bfloat16", KEPT_HEADERS, [_kept_row(one, dtype) for one in in_dtypes for dtype in DTYPES]),
+            Table("Caches", row_caches.HEADERS, [row for one in in_caches for row in row_caches.rows_of(one)]),
         ],
         notes=[f"Not run: {name}: {why}." for name, why in found[0].absent.items()],
         summary=[

@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "bindings/memory.h"
 #include "kernels/rows.h"
@@ -183,27 +185,74 @@ void read_cache(const RowCache& self, const GroupedIds& grouped, const py::objec
   }
 }
 
-bool take_into_cache(RowCache& self, const GroupedIds& grouped, size_t partition, size_t begin,
-                     size_t end, const py::object& rows, const py::object& changes,
-                     const py::object& came) {
+// Ids [begin, end) of the grouped ones, which are of one partition, and how many bytes came of them.
+using CachedPiece = std::tuple<size_t, size_t, size_t, size_t>;
+
+void check_piece(const GroupedIds& grouped, size_t partition, size_t begin, size_t end) {
+  const auto begins = grouped.begins();
+  const bool is_there = partition + 1 < begins.size() && begins[partition] <= begin &&
+                        begin <= end && end <= begins[partition + 1];
+  if (!is_there) throw py::index_error();
+}
+
+py::bytes question_of_cache(const RowCache& self, const GroupedIds& grouped,
+                            const std::vector<CachedPiece>& pieces, const py::object& changes) {
+  const PyBytesRange given(changes);
+  expect_bytes("changes", grouped.ids().size() * sizeof(uint32_t), given.size());
+  size_t num_ids = 0;
+  for (const auto& [partition, begin, end, num_bytes] : pieces) {
+    check_piece(grouped, partition, begin, end);
+    num_ids += end - begin;
+  }
+  std::string question;
+  question.reserve(num_ids * (sizeof(uint64_t) + sizeof(uint32_t)) +
+                   pieces.size() * sizeof(uint64_t));
+  const auto add = [&](const auto* first, size_t count) {
+    question.append(reinterpret_cast<const char*>(first), count * sizeof *first);
+  };
+  for (const auto& [partition, begin, end, num_bytes] : pieces) {
+    add(grouped.ids().data() + begin, end - begin);
+  }
+  for (const auto& [partition, begin, end, num_bytes] : pieces) {
+    const uint64_t marks = self.marks_of(partition);
+    add(&marks, 1);
+  }
+  for (const auto& [partition, begin, end, num_bytes] : pieces) {
+    add(reinterpret_cast<const uint32_t*>(given.data()) + begin, end - begin);
+  }
+  return {question.data(), question.size()};
+}
+
+bool take_into_cache(RowCache& self, const GroupedIds& grouped,
+                     const std::vector<CachedPiece>& pieces, const py::object& rows,
+                     const py::object& changes, const py::object& came) {
   const CachedRows to(self, grouped, rows, changes, PyBytesRange::Access::kRead);
   const PyBytesRange bytes(came);
-  const auto begins = grouped.begins();
-  if (partition >= self.num_partitions() || begin < begins[partition] || end < begin ||
-      end > begins[partition + 1]) {
-    throw py::index_error();
+  size_t num_came = 0;
+  for (const auto& [partition, begin, end, num_bytes] : pieces) {
+    check_piece(grouped, partition, begin, end);
+    num_came += num_bytes;
   }
-  return self.take(partition, grouped.ids().subspan(begin, end - begin),
-                   {to.change(begin), end - begin}, bytes.bytes(), to.row(self, begin));
+  expect_bytes("came", num_came, bytes.size());
+  const py::gil_scoped_release no_gil;
+  std::span<const std::byte> left = bytes.bytes();
+  for (const auto& [partition, begin, end, num_bytes] : pieces) {
+    if (!self.take(partition, grouped.ids().subspan(begin, end - begin),
+                   {to.change(begin), end - begin}, left.first(num_bytes), to.row(self, begin))) {
+      return false;
+    }
+    left = left.subspan(num_bytes);
+  }
+  return true;
 }
 
 std::unique_ptr<RowCache> make_cache(size_t row_bytes, size_t max_rows, size_t num_partitions) {
   const bool fits = row_bytes > 0 && row_bytes <= kMaxRowDim * sizeof(float) && max_rows > 0 &&
                     max_rows <= kMaxRows && num_partitions <= size_t{1} << kMaxPartitionBits;
   if (fits) return std::make_unique<RowCache>(row_bytes, max_rows, num_partitions);
-  throw Error(ErrorCode::BAD_ARGUMENT,
-              "no cache has " + std::to_string(max_rows) + " rows of " + std::to_string(row_bytes) +
-                  " bytes in " + std::to_string(num_partitions) + " partitions");
+  throw Error(ErrorCode::BAD_ARGUMENT, "no cache has " + std::to_string(max_rows) + " rows of " +
+                                           std::to_string(row_bytes) + " bytes in " +
+                                           std::to_string(num_partitions) + " partitions");
 }
 
 void bind_cache(py::module_& m) {
@@ -213,16 +262,11 @@ void bind_cache(py::module_& m) {
       .def_static("record_bytes", &RowCache::record_bytes, py::arg("row_bytes"))
       .def_property_readonly("row_bytes", &RowCache::row_bytes)
       .def_property_readonly("num_rows", &RowCache::num_rows)
-      .def(
-          "marks",
-          [](const RowCache& self, size_t partition) {
-            if (partition >= self.num_partitions()) throw py::index_error();
-            return self.marks_of(partition);
-          },
-          py::arg("partition"))
       .def("read", &read_cache, py::arg("grouped"), py::arg("rows"), py::arg("changes"))
-      .def("take", &take_into_cache, py::arg("grouped"), py::arg("partition"), py::arg("begin"),
-           py::arg("end"), py::arg("rows"), py::arg("changes"), py::arg("came"));
+      .def("question", &question_of_cache, py::arg("grouped"), py::arg("pieces"),
+           py::arg("changes"))
+      .def("take", &take_into_cache, py::arg("grouped"), py::arg("pieces"), py::arg("rows"),
+           py::arg("changes"), py::arg("came"));
 }
 
 void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const py::object& out,

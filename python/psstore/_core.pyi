@@ -669,23 +669,22 @@ class RowCache:
     def row_bytes(self) -> int: ...
     @property
     def num_rows(self) -> int: ...
-    def marks(self, partition: int) -> int:
-        """Number of the marks of its changes that the partition's shard has, as heard of last; 0: not yet."""
     def read(self, grouped: GroupedIds, rows: _HasBuffer, changes: _HasBuffer) -> None:
         """Copies those that are here to `rows`, (ids, row_bytes), and writes to `changes`, u32, as of which change each
         is, or 0."""
+    def question(self, grouped: GroupedIds, pieces: Sequence[tuple[int, int, int, int]], changes: _HasBuffer) -> bytes:
+        """What a PULL_ROWS says behind its Carry to ask for what has changed. `pieces`: (partition, begin, end, …) of
+        grouped ids."""
     def take(
         self,
         grouped: GroupedIds,
-        partition: int,
-        begin: int,
-        end: int,
+        pieces: Sequence[tuple[int, int, int, int]],
         rows: _HasBuffer,
         changes: _HasBuffer,
         came: _HasBuffer,
     ) -> bool:
-        """Completes rows [begin, end) of what `read` began by the bytes that came for them, and keeps them. False, with
-        nothing kept: no shard that was asked so answers so. Raises OUT_OF_MEMORY."""
+        """Completes what `read` began by what came for these pieces, (partition, begin, end, bytes that came), and
+        keeps it. False, with some kept at most: no shard that was asked so answers so. Raises OUT_OF_MEMORY."""
 
 @final
 class GroupedIds:

@@ -27,10 +27,14 @@ from tests.docs.docs_wire import (
     DTYPES,
     Body,
     Frame,
+    KeptRow,
     Op,
     Slice,
+    asked_rows,
     carry,
     changed,
+    come_rows,
+    partition_of,
     receive,
     require,
     send,
@@ -304,6 +308,27 @@ class Client:
                     payload = changed(copies[entry.key][1], payload, item_bytes)
                 copies[entry.key] = entry.version, payload
         return were_changes
+
+    def keep_rows(self, name: str, ids: Iterable[int], kept: dict[int, KeptRow]) -> int:
+        """Brings rows of a table, by id, to what they are now, in float32. Returns how many of them came."""
+        if not self.round:
+            self._learn_decisions()
+        of_key: dict[int, list[int]] = {}
+        for one in ids:
+            of_key.setdefault(self.tensors[name]["id"] << 24 | partition_of(one), []).append(one)
+        row_bytes = 4 * self.tensors[name]["spec"]["shape"][1]
+        num_came = 0
+        for link, parts in self._by_shard([name]):
+            asked = {part.key: of_key[part.key] for part in parts if part.key in of_key}
+            body = carry(self._lacks(link), self._last_decision, WAIT_S) + asked_rows(list(asked.values()), kept)
+            dtype = DTYPES["float32"][0] + CHANGES
+            table = tuple(Slice(key, version=len(of_one), dtype=dtype) for key, of_one in asked.items())
+            reply = accepted(self._ask(link, Frame(Op.PULL_ROWS, body=body, slices=table)))
+            begin = 0
+            for entry in reply.slices:
+                payload, begin = reply.payload[begin : begin + entry.num_bytes], begin + entry.num_bytes
+                num_came += come_rows(payload, asked[entry.key], row_bytes, kept)
+        return num_came
 
     def _learn_decisions(self) -> None:
         """Who has not joined asks the coordinator's shard for the last one."""

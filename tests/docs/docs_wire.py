@@ -23,13 +23,13 @@ class Op(enum.IntEnum):
     """What a client may ask; the reply has the next odd number."""
 
     HELLO, CHALLENGE, AUTH, WELCOME = 2, 3, 4, 5
-    PUSH, PULL, ASSIGN, ADD, INIT = 10, 12, 14, 16, 18
+    PUSH, PULL, ASSIGN, ADD, INIT, PULL_ROWS = 10, 12, 14, 16, 18, 24
     DEFINE, ATTACH, ATTEST = 30, 32, 38
     JOIN, CREATE, READY, COMMIT, DESCRIBE, LEAVE, DECISIONS = 50, 52, 54, 56, 58, 62, 68
     STATS, HEARTBEAT, ERROR = 70, 80, 255
 
 
-DATA_REPLIES = range(Op.PUSH + 1, Op.INIT + 2, 2)
+DATA_REPLIES = (*range(Op.PUSH + 1, Op.INIT + 2, 2), Op.PULL_ROWS + 1)
 
 
 class Violation(Exception):
@@ -86,6 +86,46 @@ def changed(copy: bytes, payload: bytes, item_bytes: int) -> bytes:
         now[place * item_bytes : (place + 1) * item_bytes] = payload[at : at + item_bytes]
         place, at = place + 1, at + item_bytes
     return bytes(now)
+
+
+class KeptRow(NamedTuple):
+    """A row as of that change of these marks of its partition."""
+
+    marks: int
+    change: int
+    data: bytes
+
+
+def partition_of(number: int) -> int:
+    """Of the row of that id: the 6 highest bits of its hash."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        number = (number ^ number >> 33) * factor % 2**64
+    return (number ^ number >> 33) >> 58
+
+
+def asked_rows(ids: list[list[int]], kept: dict[int, KeptRow]) -> bytes:
+    """What is behind the Carry of a pull of rows of some partitions, of which some are kept."""
+    marks = [max((kept[one].marks for one in of_one if one in kept), default=0) for of_one in ids]
+    body = b"".join(struct.pack("<Q", one) for of_one in ids for one in of_one) + struct.pack(f"<{len(ids)}Q", *marks)
+    for of_one, number in zip(ids, marks, strict=True):
+        is_of_them = [one in kept and kept[one].marks == number for one in of_one]
+        changes = [kept[one].change if holds else 0 for one, holds in zip(of_one, is_of_them, strict=True)]
+        body += struct.pack(f"<{len(changes)}I", *changes)
+    return body
+
+
+def come_rows(payload: bytes, ids: list[int], row_bytes: int, kept: dict[int, KeptRow]) -> int:
+    """Brings the rows of one partition to what came. Returns how many that were."""
+    (marks, change), num_words = struct.unpack_from("<QI", payload), (len(ids) + 31) // 32
+    words = struct.unpack_from(f"<{num_words}I", payload, 12)
+    at = first = 12 + 4 * num_words
+    for i, one in enumerate(ids):
+        comes = words[i // 32] >> i % 32 & 1
+        data = payload[at : at + row_bytes] if comes else kept[one].data
+        at += row_bytes if comes else 0
+        kept[one] = KeptRow(marks, change, data)
+    require(at == len(payload), "other rows came than it says")
+    return (at - first) // row_bytes
 
 
 def carry(decisions: dict[int, Body], at_least: int = 0, wait_s: float = 0.0) -> bytes:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import psstore
 from tests.docs.docs_client import Client, Link, Refused, prove
-from tests.docs.docs_wire import Body, Frame, Op, Violation, crc32c, receive, send
+from tests.docs.docs_wire import Body, Frame, KeptRow, Op, Violation, crc32c, receive, send
 from tests.support.server_process import StoreProcess
 from tests.support.server_thread import make_service, serving
 
@@ -220,6 +220,21 @@ def test_reader_is_told_what_has_changed(half: int | None, sync_store: StoreProc
             assert copies[part][1] == halves.tobytes()
     for client in (first, second, reader):
         client.close()
+
+
+def test_reader_keeps_rows_and_is_sent_those_that_have_changed(store: StoreProcess) -> None:
+    name, ids, kept = "rows", range(100), dict[int, KeptRow]()
+    with psstore.connect(store.url, role="client") as other:
+        other.create_table(name, dim=3, rule="sgd", group=1, init="normal(0, 1)")
+        reader = Client(store.url, role="client")
+        reader.describe()
+        assert reader.keep_rows(name, ids, kept) == len(ids)
+        assert reader.keep_rows(name, ids, kept) == 0
+        other.assign_rows(name, [5, 70], np.ones((2, 3), F32))
+        assert 2 <= reader.keep_rows(name, range(50, 120), kept) + reader.keep_rows(name, ids, kept) <= 2 + 20 + 5
+        expected = other.pull_rows(name, range(120))
+        reader.close()
+    assert b"".join(kept[one].data for one in range(120)) == expected.tobytes()
 
 
 def test_what_is_sent_again_after_its_decision_changes_nothing(store: StoreProcess) -> None:

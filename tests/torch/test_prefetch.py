@@ -45,10 +45,12 @@ def on_demand(made: list[tuple[str, int]]) -> list[int]:
     return [count for thread, count in made if not thread.startswith("psstore-prefetch")]
 
 
-def train(server: psstore.LocalStore, rank: int, *, is_ahead: bool, max_norm: float | None) -> Trained:
+def train(
+    server: psstore.LocalStore, rank: int, *, is_ahead: bool, max_norm: float | None, cache_bytes: int | None
+) -> Trained:
     """The rows and the layer after some steps of batches that share most of their ids, also between workers."""
     with server.connect(rank=rank) as store:
-        items = Embedding("items", DIM, store, rule="adagrad", init="normal(0, 0.5)", lr=0.1)
+        items = Embedding("items", DIM, store, rule="adagrad", init="normal(0, 0.5)", cache_bytes=cache_bytes, lr=0.1)
         model = Model(items)
         optimizer = distributed(model, items, store, max_norm=max_norm)
         for step in range(STEPS):
@@ -68,16 +70,21 @@ def test_workers_train_to_the_same_bits_with_rows_that_are_pulled_ahead(
     pulls: list[tuple[str, int]], max_norm: float | None
 ) -> None:
     results: list[Trained] = []
-    for is_ahead in (False, True):
+    for is_ahead, cache_bytes in ((False, None), (True, None), (True, 1 << 12)):
         pulls.clear()
         with psstore.LocalStore(shards=2, workers=2) as server:
-            work = [partial(train, server, rank, is_ahead=is_ahead, max_norm=max_norm) for rank in range(2)]
-            results += at_once(*work)
+            work = partial(train, server, is_ahead=is_ahead, max_norm=max_norm, cache_bytes=cache_bytes)
+            results += at_once(*[partial(work, rank) for rank in range(2)])
         assert len(on_demand(pulls)) == 2 * (2 * (1 if is_ahead else STEPS) + 1)
-        assert len(ahead(pulls)) >= (2 * 2 * (STEPS - 1) if is_ahead else 0)  # the last ones are taken by nobody
+        times = 2 if cache_bytes else 1  # before the decision, and after it
+        assert len(ahead(pulls)) >= (times * 2 * 2 * (STEPS - 1) if is_ahead else 0)  # the last are taken by nobody
     for rows, head in results[1:]:
         assert torch.equal(rows, results[0][0])
         assert torch.equal(head, results[0][1])
+
+
+def sent_bytes(store: Store) -> int:
+    return sum(int(one["sent_bytes"]) for one in store.stats())
 
 
 @pytest.fixture
@@ -116,6 +123,24 @@ def test_what_was_pulled_ahead_is_taken_once_and_dropped_by_the_next_step(
         assert eventually(lambda: ahead(pulls) == [4, 4])  # else it may be dropped before it has begun
         step(*trained)
         assert items(ids).tolist() == [[-3.0, -3.0], [0.0, 0.0]]
+
+
+def test_a_cache_has_what_is_announced_before_the_step_and_pulls_again_what_has_changed(
+    store: Store, pulls: list[tuple[str, int]]
+) -> None:
+    items = EmbeddingBag("items", 2, store, mode="sum", rule="sgd", init="zeros", cache_bytes=1 << 20, lr=1.0)
+    layer = nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(layer.parameters(), lr=1.0), store, layer.named_parameters(), tables=[items]
+    )
+    ids = torch.arange(1000)[None]
+    items.prefetch(ids)
+    assert eventually(lambda: sent_bytes(store) >= 1000 * 8)
+    step(items, optimizer)
+    with torch.no_grad():
+        assert items(ids).tolist() == [[-2.0, -2.0]]
+    assert ahead(pulls) == [1000, 1000]
+    assert sent_bytes(store) < 1.5 * 1000 * 8
 
 
 def test_ids_that_are_changed_after_they_were_announced_are_looked_up_as_they_are(

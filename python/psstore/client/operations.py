@@ -258,7 +258,8 @@ class Operations:
         it and without.
 
         Where there is no room those go that were pulled longest ago. `max_bytes`: 0 for no cache any more; another
-        number, or codec, than before begins anew (docs/rows.md, 'A cache of hot rows').
+        number, or codec, than before begins anew, and after `reconnect()` there is none (docs/rows.md, 'A cache of hot
+        rows').
         `codec`: that of the pulls that use it.
 
         Raises UnknownTensor, RuleMismatch, BadArgument.

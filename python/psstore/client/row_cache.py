@@ -89,42 +89,35 @@ class KeptPull:
 
     def take(self) -> None:
         """Completes the rows by what came, and keeps them. Raises BadHeader for what can't be an answer."""
-        cache, grouped = self._cache.rows, self._grouped
         for asked in self._asked:
-            for piece, came in zip(asked.frame.pieces, asked.came, strict=True):
-                if not cache.take(grouped, piece.partition, piece.begin, piece.end, self.rows, self._changes, came):
-                    raise BadHeader(
-                        f"{piece.end - piece.begin} rows of partition {piece.partition} were asked for, of which some"
-                        f" are here, and the {came.nbytes} bytes that came are no answer to that"
-                    )
+            if not self._cache.rows.take(self._grouped, asked.pieces, self.rows, self._changes, asked.came):
+                raise BadHeader(
+                    f"{asked.came.nbytes} bytes came of rows of {self._cache.table.spec.name!r} of which some are here:"
+                    " no answer to what was asked has so many, or names so few rows"
+                )
 
 
 class _AskedFrame:
     """One request of a pull, and memory for what comes."""
 
     def __init__(self, frame: RowFrame) -> None:
-        self.frame = frame
-        self.came: Sequence[Bytes] = ()
-        """What came of each piece."""
+        self._frame = frame
+        self.pieces = [(one.partition, one.begin, one.end, 0) for one in frame.pieces]
+        """(partition, begin, end, bytes that came) of each."""
+        self.came: Bytes = np.empty(0, np.uint8)
+        """What came of all pieces, one after the other."""
 
     def transfer(self, cache: RowCache, grouped: _core.GroupedIds, changes: Any) -> Transfer:
-        pieces = self.frame.pieces
-        marks = np.array([cache.rows.marks(one.partition) for one in pieces], np.uint64)
-        ids = b"".join(
-            [
-                self.frame.ids(grouped),
-                marks.tobytes(),
-                *(changes[one.begin : one.end].tobytes() for one in pieces),
-            ]
-        )
         dtype = _core.DTYPES[dtype_of(cache.encoding)] | _core.CHANGES_BIT
-        return Transfer(self.frame.way, self.frame.pull_table(cache.table, dtype), self._make_room, ids)
+        question = cache.rows.question(grouped, self.pieces, changes)
+        return Transfer(self._frame.way, self._frame.pull_table(cache.table, dtype), self._make_room, question)
 
     def _make_room(self, table: _core.SliceTable) -> _core.Segments:
         """Raises BadHeader for another number of pieces than were asked for."""
         sizes = table.num_bytes()
-        if len(sizes) != len(self.frame.pieces):
-            raise BadHeader(f"a pull of {len(self.frame.pieces)} partitions was answered with {len(sizes)}")
-        memory = np.empty(sum(sizes), np.uint8)
-        self.came = [memory[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
-        return _core.Segments(self.came, writable=True)
+        if len(sizes) != len(self.pieces):
+            raise BadHeader(f"a pull of {len(self.pieces)} partitions was answered with {len(sizes)}")
+        self.pieces = [(*one[:3], size) for one, size in zip(self.pieces, sizes, strict=True)]
+        self.came = np.empty(sum(sizes), np.uint8)
+        ranges = [self.came[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
+        return _core.Segments(ranges, writable=True)

@@ -28,6 +28,7 @@ def embeddings_in_store(
     init: str = "normal(0, 1)",
     seed: int = 0,
     prefix: str = "",
+    cache_bytes: int | None = None,
     compression: Compression | str | None = None,
     **hypers: Hyper,
 ) -> list[TableModule]:
@@ -44,7 +45,7 @@ def embeddings_in_store(
 
     Args:
         only: names of the modules to replace, as `model.named_modules()` has them; None: all.
-        rule, dtype, init, seed, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
+        rule, dtype, init, seed, cache_bytes, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
         prefix: put before the tables' names, to tell models on one store apart.
 
     Raises UsageError, which names the module, for one that a table can't stand in for: with max_norm,
@@ -61,7 +62,8 @@ def embeddings_in_store(
     for one in found:
         table_name = f"{prefix}{one.names[0]}"
         options: dict[str, Any] = {"rule": rule, "dtype": dtype, "init": init, "seed": seed}
-        table = _table(one.module, table_name, store, compression=compression, **options, **hypers)
+        options |= {"cache_bytes": cache_bytes, "compression": compression}
+        table = _table(one.module, table_name, store, **options, **hypers)
         table.train(one.module.training)
         for name in one.names:
             parent, _, attribute = name.rpartition(".")

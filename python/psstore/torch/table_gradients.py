@@ -35,6 +35,8 @@ class TableGradients:
         self._store = store
         self._threads = ThreadPoolExecutor(max(1, len(self.tables)), "psstore-prefetch")
         """Which begin when there is something to prefetch."""
+        for one in self.tables:
+            one.attach(self._threads.submit)
         self._num_sent = [0] * len(self.tables)
         """How many of each table's gradients the round that was committed last has."""
 
@@ -42,6 +44,7 @@ class TableGradients:
         """Sends what backward passes have left, each table's as one contribution, and returns the tables that have
         any. Those of one row are added in the order of the lookups, as torch has the parts of a sparse gradient.
         `loss_scale`: of the gradients, for codecs."""
+        self._await_kept()
         pushed = []
         for index, one in enumerate(self.tables):
             self._num_sent[index] = len(one.left)
@@ -56,12 +59,18 @@ class TableGradients:
 
     def withhold(self) -> None:
         """Sends nothing: all workers skip the round."""
+        self._await_kept()
         self._num_sent = [len(one.left) for one in self.tables]
+
+    def _await_kept(self) -> None:
+        """Nobody else may read between a commit and the norm of its round, which whoever reads would ask for."""
+        for one in self.tables:
+            one.await_kept()
 
     def begin_prefetch(self) -> None:
         """Pulls the rows of the lookups that were announced, in other threads: the step before them is decided."""
         for one in self.tables:
-            one.begin_prefetch(self._threads.submit)
+            one.begin_prefetch()
 
     @property
     def are_finite(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ from psstore.torch.param_groups import hyper_of, row_group
 
 Hyper = float | bool | tuple[float, float]
 
+Start = Callable[[Callable[[], torch.Tensor]], "Future[torch.Tensor]"]
+"""Runs a function in another thread."""
+
 
 class RowGradients(NamedTuple):
     """What a backward pass has left of one lookup."""
@@ -33,6 +36,15 @@ class RowGradients(NamedTuple):
     """(ids, dim)."""
     lookup: int
     """Which lookup of the module it was."""
+
+
+class _Announced(NamedTuple):
+    """A lookup of the next step."""
+
+    ids: torch.Tensor
+    """Flat, on the CPU."""
+    kept: Future[torch.Tensor] | None
+    """Done when a cache has its rows, as they are before the step."""
 
 
 class _Coming(NamedTuple):
@@ -75,6 +87,8 @@ class TableModule(torch.nn.Module):
         rule, dtype, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit. Lookups and
             gradients are float32 also where rows are kept in 'bfloat16', and then rows travel in that.
         padding_idx: an id that stands for nothing: its row is zeros, and gets no gradient.
+        cache_bytes: of memory in this process for rows that were looked up: those that have not changed since do not
+            travel again, and what `prefetch` announces travels before the step (docs/rows.md, 'A cache of hot rows').
         compression: rows and gradients travel in fewer bytes: 'bf16', 'fp16' or 'int8' for both ways, 'push=int8' for
             one, or a psstore.torch.Compression (docs/rows.md, 'Fewer bytes').
         hypers: of the rule, under torch's names: lr, betas, eps, … What is not given has torch's default.
@@ -97,6 +111,7 @@ class TableModule(torch.nn.Module):
         evict: str | None = None,
         admit: str | None = None,
         padding_idx: int | None = None,
+        cache_bytes: int | None = None,
         compression: Compression | str | None = None,
         **hypers: Hyper,
     ) -> None:
@@ -121,13 +136,15 @@ class TableModule(torch.nn.Module):
         numbered from a multiple of 256 on."""
         self.left: list[RowGradients] = []
         """What backward passes have left since the last step, in their order."""
-        self._announced: list[torch.Tensor] = []
-        """Ids of lookups that follow the next step, flat, on the CPU."""
+        self._announced: list[_Announced] = []
+        """Lookups that follow the next step."""
         self._coming: list[_Coming] = []
         """Rows as the last step left them, of lookups that have not been made yet."""
+        self._start: Start | None = None
         self._num_lookups = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._store = store
+        self._cache_bytes = cache_bytes
         store.create_table(
             name,
             dim=dim,
@@ -142,6 +159,7 @@ class TableModule(torch.nn.Module):
             admit=admit,
         )
         self.hypers = row_group(RULES[rule], hypers)
+        self._keep_rows()
 
     @property
     def store(self) -> Store:
@@ -166,22 +184,36 @@ class TableModule(torch.nn.Module):
         apply: Callable[..., torch.Tensor] = _Lookup.apply
         return apply(self._anchor, rows, partial(self._leave, ids.reshape(-1), self._num_lookups))
 
+    def attach(self, start: Start) -> None:
+        """Pulls ahead by `start`. For the optimizer, when it begins with the store or goes on with another one."""
+        self._start = start
+        self._keep_rows()
+
     def prefetch(self, ids: torch.Tensor) -> None:
         """Announces a lookup that follows the optimizer's next step, and returns at once: its rows are pulled as soon
         as that step is decided, beside the new parameters and whatever comes before the lookup. A lookup of these ids,
         all in one tensor, takes them then; they are what it would have pulled itself. Those that no lookup has taken
-        by the step after are dropped.
+        by the step after are dropped. With `cache_bytes` they are pulled now, too, and then again what has changed.
 
         Raises UsageError for what is no tensor of integers.
         """
         self._check_ids(ids)
-        self._announced.append(_flat(ids).clone())
+        flat = _flat(ids).clone()
+        kept = None
+        if self._cache_bytes and self._start is not None:
+            kept = self._start(partial(self._pull, flat))
+        self._announced.append(_Announced(flat, kept))
 
-    def begin_prefetch(self, start: Callable[[Callable[[], torch.Tensor]], Future[torch.Tensor]]) -> None:
-        """Pulls what was announced, by `start`, which runs a function in another thread. For the optimizer, when its
-        step is decided."""
-        self._coming = [_Coming(ids, start(partial(self._pull, ids))) for ids in self._announced]
-        self._announced = []
+    def await_kept(self) -> None:
+        """Blocks until what was announced has been pulled as it is before the step; if that has failed, the pull after
+        the step says why."""
+        wait([one.kept for one in self._announced if one.kept is not None])
+
+    def begin_prefetch(self) -> None:
+        """Pulls what was announced. For the optimizer, when its step is decided."""
+        announced, self._announced = self._announced, []
+        if self._start is not None:
+            self._coming = [_Coming(one.ids, self._start(partial(self._pull, one.ids))) for one in announced]
 
     def _take(self, ids: torch.Tensor) -> torch.Tensor:
         for place, one in enumerate(self._coming):
@@ -189,6 +221,10 @@ class TableModule(torch.nn.Module):
                 del self._coming[place]
                 return one.rows.result()
         return self._pull(ids)
+
+    def _keep_rows(self) -> None:
+        if self._cache_bytes is not None:
+            self._store.cache_rows(self.table, self._cache_bytes, codec=self.compression.pull)
 
     def _pull(self, ids: torch.Tensor) -> torch.Tensor:
         rows = torch.empty(len(ids), self.dim)
