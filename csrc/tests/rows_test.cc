@@ -247,6 +247,16 @@ TEST(MergedRows, has_each_id_once_with_its_gradients_in_the_order_of_the_contrib
   EXPECT_FALSE(RowContribution(twice.data(), twice.size(), 1, kRowsEncoding, 1.0F).ascends());
 }
 
+TEST(GroupedIds, tell_whether_ids_are_those_that_were_given_in_their_order) {
+  const std::vector<uint64_t> given{7, 3, 7, 1};
+  const GroupedIds grouped(given, 3);
+  EXPECT_TRUE(grouped.are(given));
+  EXPECT_FALSE(grouped.are(std::vector<uint64_t>{3, 7, 7, 1}));
+  EXPECT_FALSE(grouped.are(std::vector<uint64_t>{7, 3, 7}));
+  EXPECT_FALSE(grouped.are(std::vector<uint64_t>{7, 3, 7, 2}));
+  EXPECT_TRUE(GroupedIds({}, 3).are({}));
+}
+
 TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
   std::mt19937_64 random(6);
   for (const int bits : {0, 3, 6, 8}) {
