@@ -1,6 +1,7 @@
 """Rows of a table, pulled and trained, beside a plain loop over a hash map in C, and others' tables.
 
     python -m bench.rows [--quick] [--json FILE]
+    python -m bench.rows --growth 100000000     # takes 10 GB
 
 Axes: ids in a step, each once, of a zipf(1.05) distribution; how the store is reached. A step pulls the rows, pushes a
 gradient for each, and commits; the rows are stepped when they are touched next, or in between. The limit is a C loop
@@ -12,7 +13,8 @@ peers/ps_lite.py says. All hold as many rows, of 64 float32 and as many sums, bu
 
 A second table is of codecs: the bytes of rows that a step sends and receives over TCP, and its time. A third is of rows
 that are kept in bfloat16: their bytes in memory, and the time of a step. A fourth is of a client's cache
-(row_caches.py): the bytes of rows that come to it, and the time of a pull.
+(row_caches.py): the bytes of rows that come to it, and the time of a pull. With --growth there is another one instead,
+of a table of short rows that grows to so many (row_growth.py).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from bench.machine import machine
 from bench.processes import store_server
 from bench.report import Cell, Report, Table
 from bench.row_caches import Cached
+from bench.row_growth import growth
 from bench.row_work import DIM, EPS, NUM_ROWS, NUM_SETS, RATE, Floats, Ids, gradients_of, id_sets
 from psstore.client.store import Store
 
@@ -228,6 +231,8 @@ def contest(num_ids: int, *, num_rows: int, rounds: int) -> Found:
 
 
 def measure(chosen: argparse.Namespace) -> Report:
+    if chosen.growth:
+        return growth_report(chosen.growth)
     torch.set_num_threads(row_peers.CORES)
     rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
     found = [contest(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
@@ -261,6 +266,20 @@ def report(
             for where in ("local", "tcp")
             for name in (f"psstore, {where}",)
         ],
+        machine=machine("torch"),
+    )
+
+
+def growth_report(num_rows: int) -> Report:
+    return Report(
+        subject="rows",
+        about=(
+            "An embedded store's table of 16 float32 and one sum a row grows by steps of 4,096 new rows, and a row of"
+            " each step is read. Memory is what the process has grown by; calls are pushes, commits and reads."
+        ),
+        tables=[growth(num_rows)],
+        notes=[],
+        summary=[],
         machine=machine("torch"),
     )
 
@@ -303,7 +322,11 @@ def _kept_row(found: Kept, dtype: str) -> list[Cell]:
     return [found.rule, dtype, f"{num_bytes:.0f}", *ratios]
 
 
-SUBJECT = Subject("rows", __doc__.splitlines()[0], measure, isolated=False)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--growth", type=int, metavar="ROWS", help="measure only how a table grows to so many rows")
+
+
+SUBJECT = Subject("rows", __doc__.splitlines()[0], measure, _add_options, isolated=False)
 
 if __name__ == "__main__":
     run(SUBJECT)

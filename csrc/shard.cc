@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/breakable_rules.h"
+#include "core/huge_pages.h"
 #include "kernels/codec.h"
 #include "kernels/update.h"
 #include "table/host_backend.h"
@@ -20,6 +21,8 @@ constexpr size_t kEncodedTogether = 64;
 // Freed memory that the pool keeps beside what rounds needed lately: four payloads of the largest size, so that frames
 // of other sizes touch no new pages either.
 constexpr size_t kMaxIdleBytes = 256u << 20;
+// Of slabs that were copied for somebody who has read them since, or whose rows were evicted.
+constexpr size_t kMaxIdleRowBytes = 16u << 20;
 
 bool is_admitted(const SliceEntry& entry) {
   return entry.status == ErrorCode::OK;
@@ -44,9 +47,11 @@ void check_payload(std::span<const SliceEntry> entries, const BufferRef& payload
 
 std::shared_ptr<Backend> backend_of(const ShardOptions& options) {
   if (options.backend) return options.backend;
+  const auto budget = host_budget(options.max_memory_bytes);
   return std::make_shared<HostBackend>(
-      BufferPool::create(kMaxIdleBytes, options.arena, host_budget(options.max_memory_bytes)),
-      options.arena);
+      BufferPool::create(kMaxIdleBytes, options.arena, budget), options.arena,
+      BufferPool::create_over(kMaxIdleRowBytes, std::make_shared<HugePages>(), /*or_heap=*/true,
+                              budget, kSlabBytes));
 }
 
 ErrorCode status_of(Staged outcome) {

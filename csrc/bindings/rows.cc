@@ -32,6 +32,11 @@ void check_dim(uint32_t dim) {
                                            std::to_string(kMaxRowDim) + " elements");
 }
 
+bool are(const GroupedIds& self, const py::object& ids) {
+  const PyBytesRange given(ids);
+  return self.are({reinterpret_cast<const uint64_t*>(given.data()), given.size() / kIdBytes});
+}
+
 GroupedIds group(const py::object& ids, int partition_bits) {
   if (partition_bits < 0 || partition_bits > kMaxPartitionBits) {
     throw Error(ErrorCode::BAD_ARGUMENT, "partition_bits is " + std::to_string(partition_bits));
@@ -307,6 +312,7 @@ void bind_rows(py::module_& m) {
   bind_residuals(m);
   py::class_<GroupedIds>(m, "GroupedIds", py::is_final())
       .def(py::init(&group), py::arg("ids"), py::arg("partition_bits"))
+      .def("are", &are, py::arg("ids"))
       .def_property_readonly("begins",
                              [](const GroupedIds& self) {
                                return std::vector<size_t>(self.begins().begin(),

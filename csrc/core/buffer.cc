@@ -190,9 +190,10 @@ std::shared_ptr<BufferPool> BufferPool::create(size_t max_idle_bytes,
 std::shared_ptr<BufferPool> BufferPool::create_over(size_t max_idle_bytes,
                                                     std::shared_ptr<BlockSource> source,
                                                     bool or_heap,
-                                                    std::shared_ptr<MemoryBudget> budget) {
+                                                    std::shared_ptr<MemoryBudget> budget,
+                                                    size_t from_bytes) {
   return std::shared_ptr<BufferPool>(
-      new BufferPool(max_idle_bytes, {std::move(source), 0, or_heap}, std::move(budget)));
+      new BufferPool(max_idle_bytes, {std::move(source), from_bytes, or_heap}, std::move(budget)));
 }
 
 BufferPool::~BufferPool() {

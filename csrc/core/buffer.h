@@ -130,10 +130,12 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
   static std::shared_ptr<BufferPool> create(size_t max_idle_bytes,
                                             std::shared_ptr<BlockSource> large = nullptr,
                                             std::shared_ptr<MemoryBudget> budget = nullptr);
-  // All blocks come from `source`. What it can't give is from the heap if `or_heap`, else std::bad_alloc.
+  // Blocks of `from_bytes` or more come from `source`. What it can't give is from the heap if `or_heap`, else
+  // std::bad_alloc.
   static std::shared_ptr<BufferPool> create_over(size_t max_idle_bytes,
                                                  std::shared_ptr<BlockSource> source, bool or_heap,
-                                                 std::shared_ptr<MemoryBudget> budget = nullptr);
+                                                 std::shared_ptr<MemoryBudget> budget = nullptr,
+                                                 size_t from_bytes = 0);
   ~BufferPool() override;
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;

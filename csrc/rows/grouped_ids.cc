@@ -55,6 +55,14 @@ GroupedIds::GroupedIds(std::span<const uint64_t> ids, int partition_bits)
   for (size_t p = 1; p < begins_.size(); ++p) begins_[p] += begins_[p - 1];
 }
 
+bool GroupedIds::are(std::span<const uint64_t> ids) const {
+  if (ids.size() != places_.size()) return false;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids_[places_[i]] != ids[i]) return false;
+  }
+  return true;
+}
+
 void GroupedIds::sum(const float* gradients, uint32_t dim, std::span<std::byte* const> rows) const {
   std::vector<bool> is_there(ids_.size());
   const bool sums = holds(BreakableRule::kROWS_ARE_SUMMED);

@@ -19,6 +19,8 @@ class GroupedIds {
   GroupedIds(std::span<const uint64_t> ids, int partition_bits);
 
   size_t num_given() const { return places_.size(); }
+  // Whether these were given, in this order.
+  bool are(std::span<const uint64_t> ids) const;
   // Every id once.
   std::span<const uint64_t> ids() const { return ids_; }
   // (partitions + 1,): partition p has ids [begins[p], begins[p + 1]).

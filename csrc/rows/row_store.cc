@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <string>
 
 #include "core/breakable_rules.h"
@@ -11,46 +10,54 @@
 namespace psstore {
 namespace {
 
-// Ids that are looked up together: as many cache misses as a core keeps under way, several times over.
-constexpr size_t kLookedUpTogether = 32;
+// So many ids ahead a row's place in the index is fetched from memory, and half as many ahead its record: as many cache
+// misses as a core keeps under way.
+constexpr size_t kIdsAhead = 32;
+constexpr size_t kRecordsAhead = kIdsAhead / 2;
 
 }  // namespace
 
-SlabLayout::SlabLayout(const RowShape& shape)
-    : record_bytes_(shape.record_bytes()),
-      rows_per_slab_(std::max<size_t>(1, kSlabBytes / record_bytes_)),
-      place_bits_(static_cast<int>(std::bit_width(rows_per_slab_ - 1))) {}
-
 RowStore::RowStore(const RowShape& shape, const FirstValues& first_values, AllocateMemory allocate)
     : shape_(shape),
-      layout_(shape),
+      layout_(shape.record_bytes()),
       first_values_(first_values),
       allocate_(std::move(allocate)),
       index_(std::make_shared<RowIndex>(allocate_)) {}
 
-void RowStore::find(std::span<const uint64_t> ids, std::span<RowNumber> rows) const {
-  find(now(), ids, rows);
+template <typename Found>
+void RowStore::look_up(const View& of, std::span<const uint64_t> ids, size_t num_bytes,
+                       Found found) const {
+  struct Wanted {
+    uint64_t hash;
+    RowNumber likely;
+  };
+  std::array<Wanted, 2 * kIdsAhead> wanted{};  // of the ids that are under way
+  const auto is_row = [&](RowNumber row, uint64_t id) {
+    return row < of.end && id_in(record(of, row)) == id;
+  };
+  for (size_t i = 0; i < ids.size() + kIdsAhead; ++i) {
+    if (i < ids.size()) {
+      Wanted& next = wanted[i % wanted.size()];
+      next.hash = hash_of_id(ids[i]);
+      of.index.fetch(next.hash);
+    }
+    if (i >= kRecordsAhead && i - kRecordsAhead < ids.size()) {
+      Wanted& next = wanted[(i - kRecordsAhead) % wanted.size()];
+      next.likely = of.index.likely(next.hash);
+      if (next.likely < of.end) fetch_lines(record(of, next.likely), num_bytes);
+    }
+    if (i < kIdsAhead) continue;
+    const uint64_t id = ids[i - kIdsAhead];
+    const Wanted& now = wanted[(i - kIdsAhead) % wanted.size()];
+    found(i - kIdsAhead,
+          is_row(now.likely, id) ? now.likely : of.index.find(now.hash, [&](RowNumber row) {
+            return is_row(row, id);
+          }));
+  }
 }
 
-void RowStore::find(const View& of, std::span<const uint64_t> ids,
-                    std::span<RowNumber> rows) const {
-  std::array<uint64_t, kLookedUpTogether> hashes;
-  for (size_t begin = 0; begin < ids.size(); begin += kLookedUpTogether) {
-    const size_t count = std::min(kLookedUpTogether, ids.size() - begin);
-    for (size_t i = 0; i < count; ++i) {
-      hashes[i] = hash_of_id(ids[begin + i]);
-      of.index.fetch(hashes[i]);
-    }
-    for (size_t i = 0; i < count; ++i) {
-      const RowNumber likely = of.index.likely(hashes[i]);
-      if (likely < of.end) fetch_lines(record(of, likely), layout_.record_bytes());
-    }
-    for (size_t i = 0; i < count; ++i) {
-      const uint64_t id = ids[begin + i];
-      rows[begin + i] = of.index.find(
-          hashes[i], [&](RowNumber row) { return row < of.end && id_in(record(of, row)) == id; });
-    }
-  }
+void RowStore::find(std::span<const uint64_t> ids, std::span<RowNumber> rows) const {
+  look_up(now(), ids, layout_.record_bytes(), [&](size_t i, RowNumber row) { rows[i] = row; });
 }
 
 void RowStore::reserve(size_t num_more) {
@@ -62,7 +69,7 @@ void RowStore::reserve(size_t num_more) {
   }
   index_->reserve(num_more, hash_of_row());
   const size_t num_slabs = layout_.num_slabs(num_rows_ + num_more);
-  while (slabs_.size() < num_slabs) slabs_.push_back(allocate_(layout_.slab_bytes()));
+  while (slabs_.size() < num_slabs) slabs_.add(allocate_(layout_.slab_bytes()));
 }
 
 RowNumber RowStore::append(uint64_t id) {
@@ -106,7 +113,7 @@ void RowStore::evict(std::span<const size_t> places) {
     std::memcpy(value(to) - kIdBytes, record(layout_.number(last++)), layout_.record_bytes());
   }
   num_rows_ = num_left;
-  slabs_.resize(layout_.num_slabs(num_left));
+  slabs_.shrink(layout_.num_slabs(num_left));
   for (size_t place = 0; place < num_left; ++place) {
     const RowNumber row = layout_.number(place);
     index->insert(hash_of_id(id_of(row)), row, hash_of_row());
@@ -115,31 +122,26 @@ void RowStore::evict(std::span<const size_t> places) {
 }
 
 bool RowStore::make_writable(RowNumber row) {
-  BufferRef& slab = slabs_[layout_.slab_of(row)];
-  if (slab.unique()) return false;
+  const size_t slab = layout_.slab_of(row);
+  if (slabs_.is_own(slab)) return false;
   BufferRef copy = allocate_(layout_.slab_bytes());
-  std::memcpy(copy->data(), slab->data(), layout_.slab_bytes());
-  slab = std::move(copy);
+  std::memcpy(copy->data(), slabs_.begin_of(slab), layout_.slab_bytes());
+  slabs_.replace(slab, std::move(copy));
   return true;
 }
 
 void RowStore::read(std::span<const uint64_t> ids, std::byte* values,
                     const RowSnapshot* then) const {
   const View of = then != nullptr ? View{*then->index, then->slabs, then->end} : now();
-  std::array<RowNumber, kLookedUpTogether> rows;
-  while (!ids.empty()) {
-    const size_t count = std::min(kLookedUpTogether, ids.size());
-    find(of, ids.first(count), rows);
-    for (size_t i = 0; i < count; ++i) {
-      if (rows[i] == kNoRow) {
-        write_first_values(first_values_, ids[i], shape_.dim, shape_.dtype, values);
-      } else {
-        std::memcpy(values, record(of, rows[i]) + kIdBytes, shape_.value_bytes());
-      }
-      values += shape_.value_bytes();
+  const size_t value_bytes = shape_.value_bytes();
+  look_up(of, ids, kIdBytes + value_bytes, [&](size_t i, RowNumber row) {
+    std::byte* const to = values + i * value_bytes;
+    if (row == kNoRow) {
+      write_first_values(first_values_, ids[i], shape_.dim, shape_.dtype, to);
+    } else {
+      std::memcpy(to, record(of, row) + kIdBytes, value_bytes);
     }
-    ids = ids.subspan(count);
-  }
+  });
 }
 
 void RowStore::copy(const RowSnapshot& from, size_t first, size_t count, std::byte* records) const {
@@ -147,7 +149,7 @@ void RowStore::copy(const RowSnapshot& from, size_t first, size_t count, std::by
     const RowNumber row = layout_.number(first);
     const size_t here = std::min(count, layout_.rows_per_slab() - first % layout_.rows_per_slab());
     const size_t num_bytes = here * layout_.record_bytes();
-    std::memcpy(records, from.slabs[layout_.slab_of(row)]->data() + layout_.offset_of(row),
+    std::memcpy(records, from.slabs.begin_of(layout_.slab_of(row)) + layout_.offset_of(row),
                 num_bytes);
     records += num_bytes;
     first += here;
@@ -159,7 +161,7 @@ void RowStore::copy_ids(const RowSnapshot& from, size_t first, size_t count, std
   for (size_t i = 0; i < count; ++i) {
     const RowNumber row = layout_.number(first + i);
     std::memcpy(ids + i * kIdBytes,
-                from.slabs[layout_.slab_of(row)]->data() + layout_.offset_of(row), kIdBytes);
+                from.slabs.begin_of(layout_.slab_of(row)) + layout_.offset_of(row), kIdBytes);
   }
 }
 

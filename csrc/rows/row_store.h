@@ -1,12 +1,11 @@
 // The rows of one partition of a table: records in slabs, and an index of them by id.
 //
 //   record   | id | value: dim × dtype | state: state_elems × float32 | usage: u32, if rows are evicted |
-//   slab     record record record …        16 KiB of records, or one that is larger
 //
-// Records lie without gaps, and one moves only when others are evicted: the last ones then take their places, and there is
-// a new index. Slabs and index are shared beyond whoever guards the store: a snapshot holds references to them, and what is
-// to be changed is copied first if somebody else holds it. So a change is in two parts: plan what is touched, which
-// allocates, and may throw; then touch it, which can't fail.
+// Records lie without gaps in slabs (slabs.h), and one moves only when others are evicted: the last ones then take their
+// places, and there is a new index. Slabs and index are shared beyond whoever guards the store: a snapshot holds references
+// to them, and what is to be changed is copied first if somebody else holds it. So a change is in two parts: plan what is
+// touched, which allocates, and may throw; then touch it, which can't fail.
 //
 // Not thread-safe: guarded, like the slot that it is in, by the lock of its stripe. Snapshots are anybody's.
 #pragma once
@@ -16,10 +15,10 @@
 #include <cstring>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "rows/first_values.h"
 #include "rows/row_index.h"
+#include "rows/slabs.h"
 
 namespace psstore {
 
@@ -37,44 +36,13 @@ struct RowShape {
   size_t record_bytes() const { return usage_offset() + (has_usage ? sizeof(uint32_t) : 0); }
 };
 
-// A block of a pool of 16 KiB, less what the pool keeps beside it.
-inline constexpr size_t kSlabBytes = (16u << 10) - 128;
 // Rows of one partition: of their numbers some are not used.
 inline constexpr size_t kMaxRows = size_t{1} << 31;
-
-// How numbers of rows, slabs and records belong together: the low bits of a number are the place in its slab.
-class SlabLayout {
- public:
-  explicit SlabLayout(const RowShape& shape);
-
-  size_t record_bytes() const { return record_bytes_; }
-  size_t slab_bytes() const { return rows_per_slab_ * record_bytes_; }
-  size_t rows_per_slab() const { return rows_per_slab_; }
-  size_t slab_of(RowNumber row) const { return row >> place_bits_; }
-  size_t offset_of(RowNumber row) const {
-    return (row & ((RowNumber{1} << place_bits_) - 1)) * record_bytes_;
-  }
-  // Of the row in the n-th place.
-  RowNumber number(size_t n) const {
-    return static_cast<RowNumber>(n / rows_per_slab_ << place_bits_ | n % rows_per_slab_);
-  }
-  size_t place_of(RowNumber row) const {
-    return slab_of(row) * rows_per_slab_ + (row & ((RowNumber{1} << place_bits_) - 1));
-  }
-  size_t num_slabs(size_t num_rows) const {
-    return (num_rows + rows_per_slab_ - 1) / rows_per_slab_;
-  }
-
- private:
-  size_t record_bytes_;
-  size_t rows_per_slab_;
-  int place_bits_;
-};
 
 // The rows as they were once. Rows that were added to the index later have numbers from `end` on.
 struct RowSnapshot {
   std::shared_ptr<const RowIndex> index;
-  std::vector<BufferRef> slabs;
+  Slabs slabs;
   size_t num_rows = 0;
   RowNumber end = 0;
 };
@@ -108,11 +76,11 @@ class RowStore {
   bool make_writable(RowNumber row);
 
   const std::byte* record(RowNumber row) const {
-    return slabs_[layout_.slab_of(row)]->data() + layout_.offset_of(row);
+    return slabs_.begin_of(layout_.slab_of(row)) + layout_.offset_of(row);
   }
   // Of value and state. REQUIRES: make_writable(), or added since the last snapshot.
   std::byte* value(RowNumber row) {
-    return slabs_[layout_.slab_of(row)]->data() + layout_.offset_of(row) + kIdBytes;
+    return slabs_.begin_of(layout_.slab_of(row)) + layout_.offset_of(row) + kIdBytes;
   }
   // Has the row's state begin anew: its sums of squares with `sum`, all else with zeros. REQUIRES: as value().
   void begin_state(RowNumber row, float sum);
@@ -140,7 +108,7 @@ class RowStore {
   void read(std::span<const uint64_t> ids, std::byte* values) const { read(ids, values, nullptr); }
   void read(std::span<const uint64_t> ids, std::byte* values, const RowSnapshot* then) const;
 
-  RowSnapshot snapshot() const { return {index_, slabs_, num_rows_, layout_.number(num_rows_)}; }
+  RowSnapshot snapshot() { return {index_, slabs_.lent(), num_rows_, layout_.number(num_rows_)}; }
   // Copies records [first, first + count) of a snapshot, in the order of their places.
   void copy(const RowSnapshot& from, size_t first, size_t count, std::byte* records) const;
   // Their ids alone.
@@ -153,14 +121,16 @@ class RowStore {
   // Rows below `end` in these slabs, and where they are.
   struct View {
     const RowIndex& index;
-    std::span<const BufferRef> slabs;
+    const Slabs& slabs;
     RowNumber end;
   };
   View now() const { return {*index_, slabs_, layout_.number(num_rows_)}; }
   const std::byte* record(const View& of, RowNumber row) const {
-    return of.slabs[layout_.slab_of(row)]->data() + layout_.offset_of(row);
+    return of.slabs.begin_of(layout_.slab_of(row)) + layout_.offset_of(row);
   }
-  void find(const View& of, std::span<const uint64_t> ids, std::span<RowNumber> rows) const;
+  // Calls `found` with the position of each id in turn, and its row. `num_bytes`: of the record that it looks at.
+  template <typename Found>
+  void look_up(const View& of, std::span<const uint64_t> ids, size_t num_bytes, Found found) const;
   static uint64_t id_in(const std::byte* record) {
     uint64_t id;
     std::memcpy(&id, record, sizeof id);
@@ -176,7 +146,7 @@ class RowStore {
   const FirstValues first_values_;
   const AllocateMemory allocate_;
   std::shared_ptr<RowIndex> index_;
-  std::vector<BufferRef> slabs_;
+  Slabs slabs_;
   size_t num_rows_ = 0;
 };
 

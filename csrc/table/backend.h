@@ -47,7 +47,9 @@ class Backend {
 
   // Of slots. Contents undefined. May wait for a device that is short of memory.
   virtual BufferRef allocate(size_t num_bytes) = 0;
-  // The same, as far as possible out of the `reserved_bytes` that the slot has left.
+  // Of rows and their index, which are read all over.
+  virtual BufferRef allocate_rows(size_t num_bytes) { return allocate(num_bytes); }
+  // As allocate(), as far as possible out of the `reserved_bytes` that the slot has left.
   virtual BufferRef allocate_reserved(size_t num_bytes, uint64_t& reserved_bytes) = 0;
   // Of the host, for a payload to be received into.
   virtual BufferRef allocate_payload(size_t num_bytes) = 0;

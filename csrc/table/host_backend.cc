@@ -16,9 +16,9 @@ BufferRef HostBackend::keep(const BufferRef& payload, size_t offset, size_t num_
 
 // ---- memory -----------------------------------------------------------------------------------------
 
-BufferRef HostBackend::take(size_t num_bytes, uint64_t reserved_bytes) {
+BufferRef HostBackend::take(BufferPool& from, size_t num_bytes, uint64_t reserved_bytes) {
   try {
-    return pool_->allocate(num_bytes, reserved_bytes);
+    return from.allocate(num_bytes, reserved_bytes);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::OUT_OF_MEMORY,
                 "the system has no " + in_mib(num_bytes) +
@@ -27,8 +27,16 @@ BufferRef HostBackend::take(size_t num_bytes, uint64_t reserved_bytes) {
   }
 }
 
+// What the other pool keeps for reuse is in the way of nothing that the budget allows.
+BufferRef HostBackend::allocate_rows(size_t num_bytes) {
+  if (!rows_) return allocate(num_bytes);
+  const MemoryBudget* const budget = pool_->budget();
+  if (budget != nullptr && pool_->bytes_idle() > budget->left_bytes()) pool_->free_idle();
+  return take(*rows_, num_bytes, 0);
+}
+
 BufferRef HostBackend::allocate_reserved(size_t num_bytes, uint64_t& reserved_bytes) {
-  BufferRef memory = take(num_bytes, reserved_bytes);
+  BufferRef memory = take(*pool_, num_bytes, reserved_bytes);
   reserved_bytes -= std::min(reserved_bytes, footprint(num_bytes));
   return memory;
 }

@@ -21,14 +21,17 @@ inline constexpr size_t kMaxSlicesPerKeptPayload = 4;
 
 class HostBackend final : public Backend {
  public:
-  // `arena`: where the pool's large blocks lie, for clients to read; null: nowhere.
+  // `arena`: where the pool's large blocks lie, for clients to read; null: nowhere. `rows`: what rows are in, out of
+  // the same budget; null: `pool`.
   explicit HostBackend(std::shared_ptr<BufferPool> pool,
-                       std::shared_ptr<const SharedSource> arena = nullptr)
-      : pool_(std::move(pool)), arena_(std::move(arena)) {}
+                       std::shared_ptr<const SharedSource> arena = nullptr,
+                       std::shared_ptr<BufferPool> rows = nullptr)
+      : pool_(std::move(pool)), arena_(std::move(arena)), rows_(std::move(rows)) {}
 
-  BufferRef allocate(size_t num_bytes) override { return take(num_bytes, 0); }
+  BufferRef allocate(size_t num_bytes) override { return take(*pool_, num_bytes, 0); }
+  BufferRef allocate_rows(size_t num_bytes) override;
   BufferRef allocate_reserved(size_t num_bytes, uint64_t& reserved_bytes) override;
-  BufferRef allocate_payload(size_t num_bytes) override { return take(num_bytes, 0); }
+  BufferRef allocate_payload(size_t num_bytes) override { return take(*pool_, num_bytes, 0); }
   BufferRef bring(const BufferRef& payload) override { return payload; }
   BufferRef keep(const BufferRef& payload, size_t offset, size_t num_bytes) override;
 
@@ -60,15 +63,23 @@ class HostBackend final : public Backend {
     static const std::string cpu = "cpu";
     return cpu;
   }
-  size_t pool_bytes() const override { return pool_->bytes_in_use() + pool_->bytes_idle(); }
-  size_t pool_idle_bytes() const override { return pool_->bytes_idle(); }
-  void free_unused(size_t max_bytes) override { pool_->free_unused(max_bytes); }
+  size_t pool_bytes() const override {
+    return pool_->bytes_in_use() + (rows_ ? rows_->bytes_in_use() : 0) + pool_idle_bytes();
+  }
+  size_t pool_idle_bytes() const override {
+    return pool_->bytes_idle() + (rows_ ? rows_->bytes_idle() : 0);
+  }
+  void free_unused(size_t max_bytes) override {
+    pool_->free_unused(max_bytes);
+    if (rows_) rows_->free_unused(max_bytes);
+  }
 
  private:
-  BufferRef take(size_t num_bytes, uint64_t reserved_bytes);
+  static BufferRef take(BufferPool& from, size_t num_bytes, uint64_t reserved_bytes);
 
   const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<const SharedSource> arena_;
+  const std::shared_ptr<BufferPool> rows_;
 };
 
 }  // namespace psstore

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/huge_pages.h"
 #include "random_floats.h"
 #include "table_support.h"
 
@@ -220,6 +221,37 @@ TEST(BufferPool, ThreadsShareItAndItsBuffers) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_TRUE(shared.unique());
+}
+
+// ---- huge pages --------------------------------------------------------------------------------------
+
+TEST(HugePages, BlocksAreApartAndThoseOfOneSizeTakeEachOthersPlace) {
+  HugePages pages;
+  std::vector<std::byte*> blocks;
+  for (int i = 0; i < 100; ++i) {
+    blocks.push_back(pages.take(16u << 10));
+    ASSERT_NE(blocks.back(), nullptr);
+    std::memset(blocks.back(), i, 16u << 10);
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    EXPECT_TRUE(all_equal<std::byte>({blocks[i], 16u << 10}, static_cast<std::byte>(i)));
+  }
+  pages.give_back(blocks[7], 16u << 10);
+  std::byte* const larger = pages.take(100 * kMiB);  // than a region
+  ASSERT_NE(larger, nullptr);
+  larger[100 * kMiB - 1] = std::byte{1};
+  EXPECT_NE(pages.take(20u << 10), blocks[7]);
+  EXPECT_EQ(pages.take(16u << 10), blocks[7]);
+}
+
+TEST(HugePages, WhatIsGivenBackTakesNoMemory) {
+  HugePages pages;
+  std::byte* const block = pages.take(kMiB);
+  ASSERT_NE(block, nullptr);
+  std::memset(block, 1, kMiB);
+  pages.give_back(block, kMiB);
+  ASSERT_EQ(pages.take(kMiB), block);
+  EXPECT_TRUE(all_equal<std::byte>({block, kMiB}, std::byte{0}));  // it came from the system anew
 }
 
 }  // namespace

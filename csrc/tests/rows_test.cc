@@ -8,18 +8,18 @@
 #include <initializer_list>
 #include <random>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "core/errors.h"
 #include "core/half.h"
 #include "kernels/kernel_set.h"
+#include "row_model.h"
 #include "rows/contribution.h"
 #include "rows/grouped_ids.h"
 #include "rows/row_residuals.h"
 #include "rows/row_store.h"
 
-namespace psstore {
+namespace psstore::testing {
 namespace {
 
 AllocateMemory from_pool() {
@@ -124,49 +124,8 @@ TEST(RowIndex, finds_what_was_added_and_nothing_else_while_it_grows) {
 
 // ---- the store --------------------------------------------------------------------------------------
 
-constexpr RowShape kShape{.dim = 5, .state_elems = 2, .sum_elems = 1};
-const FirstValues kNormal{FirstValueKind::kNormal, 0, 1, 3};
-
-// What a row is: its value, then its state.
-using Model = std::unordered_map<uint64_t, std::vector<float>>;
-
-class StoreModel {
- public:
-  RowStore store{kShape, kNormal, from_pool()};
-  Model model;
-
-  // Adds `change` to the value and counts in the state, as a step would.
-  void touch(const std::vector<uint64_t>& ids, float change) {
-    std::vector<RowNumber> rows(ids.size());
-    store.find(ids, rows);
-    store.reserve(static_cast<size_t>(std::ranges::count(rows, kNoRow)));
-    for (const RowNumber row : rows) {
-      if (row != kNoRow) store.make_writable(row);
-    }
-    for (size_t i = 0; i < ids.size(); ++i) {
-      if (rows[i] == kNoRow) rows[i] = store.add(ids[i], 0.5F);
-      auto* elements = reinterpret_cast<float*>(store.value(rows[i]));
-      for (size_t k = 0; k < kShape.dim; ++k) elements[k] += change;
-      elements[kShape.dim] += 1;
-      const auto [there, is_new] =
-          model.try_emplace(ids[i], first_row(kNormal, ids[i], kShape.dim));
-      std::vector<float>& row = there->second;
-      if (is_new) row.insert(row.end(), {0.5F, 0.0F});
-      for (size_t k = 0; k < kShape.dim; ++k) row[k] += change;
-      row[kShape.dim] += 1;
-    }
-  }
-
-  void evict(std::mt19937_64& random, uint64_t one_in) {
-    std::vector<size_t> places;
-    for (size_t place = 0; place < store.num_rows(); ++place) {
-      if (random() % one_in != 0) continue;
-      places.push_back(place);
-      model.erase(store.id_of(store.number(place)));
-    }
-    store.evict(places);
-  }
-};
+constexpr RowShape kShape = RowModel::kShape;
+constexpr FirstValues kNormal = RowModel::kFirst;
 
 std::vector<float> read(const RowStore& store, const std::vector<uint64_t>& ids,
                         const RowSnapshot* then = nullptr) {
@@ -175,61 +134,32 @@ std::vector<float> read(const RowStore& store, const std::vector<uint64_t>& ids,
   return values;
 }
 
-std::vector<float> expected(const Model& model, const std::vector<uint64_t>& ids) {
-  std::vector<float> values;
-  for (const uint64_t id : ids) {
-    const auto there = model.find(id);
-    const std::vector<float> row =
-        there != model.end() ? there->second : first_row(kNormal, id, kShape.dim);
-    values.insert(values.end(), row.begin(), row.begin() + kShape.dim);
-  }
-  return values;
-}
-
-std::vector<uint64_t> some_ids(std::mt19937_64& random, size_t count, uint64_t most) {
-  std::vector<uint64_t> ids;
-  for (size_t i = 0; i < count; ++i) ids.push_back(random() % most * 0x100000001);
-  std::ranges::sort(ids);
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  return ids;
-}
-
+// row_operations.cc does so for as long as one likes.
 TEST(RowStore, is_a_dictionary_of_rows_also_as_it_was_when_somebody_holds_it) {
-  std::mt19937_64 random(4);
-  StoreModel rows;
-  std::vector<std::pair<RowSnapshot, Model>> held;
-  for (int step = 0; step < 1500; ++step) {
-    rows.touch(some_ids(random, 1 + random() % 60, 4000), 0.25F);
-    if (random() % 15 == 0) rows.evict(random, 1 + random() % 20);
-    if (random() % 40 == 0) held.emplace_back(rows.store.snapshot(), rows.model);
-    if (random() % 50 == 0 && !held.empty()) held.erase(held.begin());
-    const std::vector<uint64_t> ids = some_ids(random, 40, 5000);
-    ASSERT_EQ(read(rows.store, ids), expected(rows.model, ids));
-    for (const auto& [then, model] : held)
-      ASSERT_EQ(read(rows.store, ids, &then), expected(model, ids));
-    ASSERT_EQ(rows.store.num_rows(), rows.model.size());
-  }
+  RowModel rows(4, 4000, 15);
+  for (int i = 0; i < 1500; ++i) rows.go_on();
+  EXPECT_GT(rows.num_operations(), 100'000u);
+  EXPECT_EQ(rows.num_differences(), 0u);
 }
 
 TEST(RowStore, reading_makes_no_row) {
-  StoreModel rows;
-  read(rows.store, {1, 2, 3});
-  EXPECT_EQ(rows.store.num_rows(), 0u);
-  EXPECT_EQ(rows.store.num_bytes(), 0u);
+  RowStore store(kShape, kNormal, from_pool());
+  read(store, {1, 2, 3});
+  EXPECT_EQ(store.num_rows(), 0u);
+  EXPECT_EQ(store.num_bytes(), 0u);
 }
 
 TEST(RowStore, records_of_a_snapshot_make_the_same_store_elsewhere) {
-  std::mt19937_64 random(5);
-  StoreModel rows;
-  for (int i = 0; i < 20; ++i) rows.touch(some_ids(random, 300, 3000), 1.0F);
-  const RowSnapshot then = rows.store.snapshot();
-  const Model before = rows.model;
-  rows.touch(some_ids(random, 300, 6000), 1.0F);
+  RowModel rows(5, 6000, 15);
+  for (int i = 0; i < 20; ++i) rows.change(rows.some_ids(300));
+  const RowSnapshot then = rows.store().snapshot();
+  const RowModel::Dictionary before = rows.rows();
+  rows.change(rows.some_ids(300));
   RowStore other(kShape, kNormal, from_pool());
   for (size_t first = 0; first < then.num_rows; first += 100) {  // in parts that end within slabs
     const size_t count = std::min<size_t>(100, then.num_rows - first);
     std::vector<std::byte> records(count * kShape.record_bytes());
-    rows.store.copy(then, first, count, records.data());
+    rows.store().copy(then, first, count, records.data());
     other.load(records);
   }
   EXPECT_EQ(other.num_rows(), before.size());
@@ -240,7 +170,7 @@ TEST(RowStore, records_of_a_snapshot_make_the_same_store_elsewhere) {
     ASSERT_EQ(std::memcmp(other.value(number[0]), row.data(), row.size() * sizeof(float)), 0);
   }
   std::vector<std::byte> again(kShape.record_bytes());
-  rows.store.copy(then, 0, 1, again.data());
+  rows.store().copy(then, 0, 1, again.data());
   EXPECT_THROW(other.load(again), Error);
   EXPECT_THROW(other.load(std::span(again).first(3)), Error);
 }
@@ -315,6 +245,16 @@ TEST(MergedRows, has_each_id_once_with_its_gradients_in_the_order_of_the_contrib
   EXPECT_TRUE(all[0].ascends());
   const auto twice = contribution({3, 3}, {1, 1});
   EXPECT_FALSE(RowContribution(twice.data(), twice.size(), 1, kRowsEncoding, 1.0F).ascends());
+}
+
+TEST(GroupedIds, tell_whether_ids_are_those_that_were_given_in_their_order) {
+  const std::vector<uint64_t> given{7, 3, 7, 1};
+  const GroupedIds grouped(given, 3);
+  EXPECT_TRUE(grouped.are(given));
+  EXPECT_FALSE(grouped.are(std::vector<uint64_t>{3, 7, 7, 1}));
+  EXPECT_FALSE(grouped.are(std::vector<uint64_t>{7, 3, 7}));
+  EXPECT_FALSE(grouped.are(std::vector<uint64_t>{7, 3, 7, 2}));
+  EXPECT_TRUE(GroupedIds({}, 3).are({}));
 }
 
 TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
@@ -415,7 +355,9 @@ TEST(RowsEncodings, are_numbers_of_their_own) {
     const auto encoding = static_cast<DType>(number);
     const bool expected = number == 8 || number == 32 + 3 || number == 32 + 4 || number == 32 + 5;
     EXPECT_EQ(is_rows_encoding(encoding), expected) << number;
-    if (expected) EXPECT_EQ(rows_in(dtype_of_rows(encoding)), encoding);
+    if (expected) {
+      EXPECT_EQ(rows_in(dtype_of_rows(encoding)), encoding);
+    }
   }
 }
 
@@ -551,4 +493,4 @@ TEST(StepRows, gives_the_same_bytes_by_every_instruction_set) {
 }
 
 }  // namespace
-}  // namespace psstore
+}  // namespace psstore::testing

@@ -692,6 +692,8 @@ class GroupedIds:
 
     def __init__(self, ids: _HasBuffer, partition_bits: int) -> None:
         """`ids`: u64, in any order."""
+    def are(self, ids: _HasBuffer) -> bool:
+        """Whether these were given, in this order."""
     @property
     def begins(self) -> list[int]:
         """Partition p has ids [begins[p], begins[p + 1])."""

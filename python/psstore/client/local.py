@@ -147,7 +147,7 @@ class ShardHost:
         except ProtocolError as error:
             self._carry(self._service.failed(conn, error))
         self._deadline_timer.update()
-        if not self._settling:
+        if not self._settling and not self._service.is_settled:
             self._settling = True
             self._loop.call_soon(self._settle)
 

@@ -70,7 +70,7 @@ def pulled(
     """Requests whose answers bring the rows of the grouped ids to `memory`, one after the other."""
     dtype = _core.DTYPES[dtype_of(encoding)]
     return [
-        Transfer(frame.way, frame.pull_table(table, dtype), frame.segments(memory), frame.ids(grouped))
+        Transfer(frame.way, frame.pull_table(table, dtype), frame.destination(memory), frame.ids(grouped))
         for frame in pulled_frames(table, grouped, ways, encoding)
     ]
 
@@ -96,11 +96,27 @@ class RowFrame(NamedTuple):
 
     def segments(self, memory: Memory) -> _core.Segments:
         """Memory of the pieces, in what all rows have one after the other."""
+        row_bytes = self.pieces[0].row_bytes
+        return _core.Segments([memory[begin * row_bytes : end * row_bytes] for begin, end in self._runs()])
+
+    def destination(self, memory: Memory) -> _core.Segments:
+        """Memory of each piece."""
         ranges = [memory[one.begin * one.row_bytes : one.end * one.row_bytes] for one in self.pieces]
         return _core.Segments(ranges, writable=True)
 
     def ids(self, grouped: _core.GroupedIds) -> bytes:
-        return b"".join(grouped.ids(one.begin, one.end) for one in self.pieces)
+        return b"".join(grouped.ids(begin, end) for begin, end in self._runs())
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Where the pieces' rows are among the grouped ids, those together that follow each other: where there is one
+        shard, all of them."""
+        first, last = self.pieces[0].begin, self.pieces[0].begin
+        for piece in self.pieces:
+            if piece.begin != last:
+                yield first, last
+                first = piece.begin
+            last = piece.end
+        yield first, last
 
 
 def row_dim(table: Tensor) -> int:

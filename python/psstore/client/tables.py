@@ -53,6 +53,14 @@ class Tables:
         self._writing = writing
         self._reading = reading
         self._caches = RowCaches()
+        self._grouped = _core.GroupedIds(np.empty(0, np.uint64), PARTITION_BITS)
+        """The last ones."""
+
+    def _group(self, ids: Ids) -> _core.GroupedIds:
+        """A step mostly pushes to the rows that it has pulled."""
+        if not self._grouped.are(ids):
+            self._grouped = _core.GroupedIds(ids, PARTITION_BITS)
+        return self._grouped
 
     async def create(
         self,
@@ -87,7 +95,7 @@ class Tables:
         numbers, shape = ids_of(what, ids)
         given = source(gradients, dtype="float32")
         _check_rows(f"{what}: gradients", (*shape, row_dim(table)), given)
-        grouped = _core.GroupedIds(numbers, PARTITION_BITS)
+        grouped = self._group(numbers)
         pieces = written_pieces(what, table, grouped, self._context.client.ways, encoding)
         kept = self._context.coded.rows
         residuals, unique = None, b""
@@ -109,7 +117,7 @@ class Tables:
         numbers, shape = ids_of(what, ids)
         given = source(rows, dtype="float32")
         _check_rows(f"{what}: rows", (*shape, row_dim(table)), given)
-        grouped = _core.GroupedIds(numbers, PARTITION_BITS)
+        grouped = self._group(numbers)
         if grouped.begins[-1] != numbers.size:
             unique, counts = np.unique(numbers, return_counts=True)
             raise BadArgument(f"{what}: id {unique[counts > 1][0]} comes twice; a row can be assigned one value")
@@ -161,7 +169,7 @@ class Tables:
         receiver = fresh(result_shape, "float32") if out is None else target(out)
         _check_rows(f"{what}: out", result_shape, receiver, ROW_DTYPES)
         encoding = row_encoding(what, codec, table.spec.dtype, receiver.dtype)
-        grouped = _core.GroupedIds(numbers, PARTITION_BITS)
+        grouped = self._group(numbers)
         cache = self._caches.of(table, encoding) if hold is None else None
         await self._norm.settle(wait_s)
         if cache is None:

@@ -343,6 +343,11 @@ class ShardService:
             self._keep_due(due_before, now)
         return outputs + self.woken(now)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing that `settle` could do."""
+        return self.shard.settle(0)
+
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
         it, which who needs it is told. Raises DeviceFailed."""
