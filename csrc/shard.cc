@@ -60,7 +60,7 @@ ErrorCode status_of(Staged outcome) {
 
 // Takes the first of them away.
 template <typename T>
-std::span<T> taken(std::span<T>& from, size_t count) {
+std::span<T> take_first(std::span<T>& from, size_t count) {
   const std::span<T> first = from.first(count);
   from = from.subspan(count);
   return first;
@@ -506,10 +506,10 @@ Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, WantedRows wanted,
   }
   reply.version = version();
   for (SliceEntry& entry : entries) {
-    const std::span<const uint64_t> ids = taken(wanted.ids, entry.version);
+    const std::span<const uint64_t> ids = take_first(wanted.ids, entry.version);
     KeptRows kept;
     if (is_of_changes(entry.dtype)) {
-      kept = {taken(wanted.marks, 1).front(), taken(wanted.changes, entry.version)};
+      kept = {take_first(wanted.marks, 1).front(), take_first(wanted.changes, entry.version)};
     }
     std::byte* const to = piece.buffer ? piece.buffer->data() + piece.num_bytes : nullptr;
     entry.num_bytes = 0;

@@ -11,10 +11,10 @@ AllocateMemory from_a_pool() {
 
 }  // namespace
 
-RecentRows::RecentRows(uint32_t dim, uint32_t state_elems, size_t max_rows)
+RecentRows::RecentRows(uint32_t dim, uint32_t state_elems, size_t max_rows, uint64_t evicted_part)
     : store_({.dim = dim, .state_elems = state_elems, .has_usage = true}, FirstValues{},
              from_a_pool()),
-      policy_({.max_rows = max_rows, .eviction = EvictionKind::kLeastRecent}, 0) {}
+      policy_({.max_rows = max_rows, .eviction = EvictionKind::kLeastRecent}, 0, evicted_part) {}
 
 std::vector<RowNumber> RecentRows::rows_for(std::span<const uint64_t> ids) {
   ++num_uses_;

@@ -14,8 +14,9 @@ namespace psstore {
 
 class RecentRows {
  public:
-  // Of so many float32, and as many of state. REQUIRES: max_rows in [1, kMaxRows].
-  RecentRows(uint32_t dim, uint32_t state_elems, size_t max_rows);
+  // Of so many float32, and as many of state. `evicted_part`: as a RowPolicy has it. REQUIRES: max_rows in [1, kMaxRows].
+  RecentRows(uint32_t dim, uint32_t state_elems, size_t max_rows,
+             uint64_t evicted_part = kEvictedPart);
 
   const RowStore& store() const { return store_; }
   size_t max_rows() const { return policy_.most_new(0); }

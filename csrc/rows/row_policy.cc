@@ -8,9 +8,6 @@
 namespace psstore {
 namespace {
 
-// Of a partition that is full, a part of its bound goes at once.
-constexpr uint64_t kEvictedPart = 16;
-
 constexpr size_t less(size_t from, size_t what) {
   return from - std::min(from, what);
 }
@@ -21,8 +18,9 @@ bool is_there(RowNumber row) {
 
 }  // namespace
 
-RowPolicy::RowPolicy(const RowBounds& bounds, uint64_t seed)
+RowPolicy::RowPolicy(const RowBounds& bounds, uint64_t seed, uint64_t evicted_part)
     : bounds_(bounds),
+      evicted_part_(evicted_part),
       eviction_(Eviction::make(bounds)),
       admission_(Admission::make(bounds, seed)) {}
 
@@ -106,7 +104,7 @@ RowPolicy::Plan RowPolicy::choose(const RowStore& store, std::span<const RowNumb
   const bool any_due = over_due <= decision;
   size_t num_victims = any_due ? num_over : 0;
   if (num_needed > 0) {
-    num_victims = std::max({num_victims, num_needed, size_t{bounds_.max_rows / kEvictedPart}});
+    num_victims = std::max({num_victims, num_needed, size_t{bounds_.max_rows / evicted_part_}});
   }
   num_victims = std::min(num_victims, candidates.size());
   Plan plan{.next_due = any_due ? others_due : std::min(over_due, others_due)};

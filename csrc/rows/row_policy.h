@@ -20,10 +20,13 @@ namespace psstore {
 // In place of a row's number: the id has no row, and gets none.
 inline constexpr RowNumber kRefusedRow = kNoRow - 1;
 
+// Of a partition that is full, a sixteenth of its bound goes at once.
+inline constexpr uint64_t kEvictedPart = 16;
+
 class RowPolicy {
  public:
-  // `seed`: the table's.
-  RowPolicy(const RowBounds& bounds, uint64_t seed);
+  // `seed`: the table's. `evicted_part`: what goes at once of who is full, as a part of the bound.
+  RowPolicy(const RowBounds& bounds, uint64_t seed, uint64_t evicted_part = kEvictedPart);
 
   // ---- whether a contribution may be staged
 
@@ -69,6 +72,7 @@ class RowPolicy {
               uint64_t decision) const;
 
   const RowBounds bounds_;
+  const uint64_t evicted_part_;
   const std::unique_ptr<const Eviction> eviction_;    // null: nothing goes
   const std::unique_ptr<const Admission> admission_;  // null: all are admitted
   uint64_t next_due_ = 0;                             // no row has to go before that decision

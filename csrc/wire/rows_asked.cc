@@ -39,7 +39,7 @@ Sizes sizes_of(const Frame& frame) {
 }
 
 template <typename T>
-std::vector<T> taken(std::string_view& from, uint64_t count) {
+std::vector<T> take_values(std::string_view& from, uint64_t count) {
   std::vector<T> values(count);
   const size_t num_bytes = count * sizeof(T);
   if (num_bytes > 0) std::memcpy(values.data(), from.data(), num_bytes);
@@ -60,9 +60,9 @@ RowsAsked rows_asked(const Frame& frame) {
   std::string_view left = frame.body;
   left.remove_prefix(left.size() - sizes.num_bytes());
   RowsAsked asked;
-  asked.ids = taken<uint64_t>(left, sizes.num_ids);
-  asked.marks = taken<uint64_t>(left, sizes.num_marks);
-  asked.changes = taken<uint32_t>(left, sizes.num_changes);
+  asked.ids = take_values<uint64_t>(left, sizes.num_ids);
+  asked.marks = take_values<uint64_t>(left, sizes.num_marks);
+  asked.changes = take_values<uint32_t>(left, sizes.num_changes);
   return asked;
 }
 
