@@ -22,52 +22,58 @@ namespace {
 constexpr int64_t kSquareLanes = 8;
 
 template <class Step, class... State>
-void step_row(int64_t count, std::byte* value, const float* gradient, Step step, State*... states) {
+void step_row(int64_t count, std::byte* value, const std::byte* gradient, Step step,
+              State*... states) {
   for_each_index(count, [=](int64_t i) {
     [&](auto... local) {
-      store<float>(value, i, step(load<float>(value, i), gradient[i], local...));
+      store<float>(value, i, step(load<float>(value, i), load<float>(gradient, i), local...));
       (store<float>(states, i, local), ...);
     }(load<float>(states, i)...);
   });
 }
 
-inline float mean_square(const float* gradient, int64_t count) {
+inline float mean_square(const std::byte* gradient, int64_t count) {
   double lanes[kSquareLanes] = {};
   for (int64_t i = 0; i < count; ++i) {
-    lanes[i % kSquareLanes] += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+    const auto element = static_cast<double>(load<float>(gradient, i));
+    lanes[i % kSquareLanes] += element * element;
   }
   double sum = 0;
   for (const double lane : lanes) sum += lane;
   return static_cast<float>(sum / static_cast<double>(count));
 }
 
-// The gradient of one row, reduced as that of a slice.
+// The gradient of one row, reduced as that of a slice: in `room`, or where it came if it is the only one.
 template <class Sums>
-void reduce_row(const RowsUpdate& rows, const RowToStep& row, float* gradient) {
+const std::byte* reduce_row(const RowsUpdate& rows, const RowToStep& row, float* room) {
   SliceUpdate update;
   update.num_elems = rows.dim;
   update.contributions = row.contributions;
   update.divisor = rows.divisor;
+  const std::byte* const sole = rows.scale == 1.0 ? sole_gradient<float>(update) : nullptr;
+  if (sole != nullptr && !rows.hyper->maximize) return sole;
   BlockGradient<Sums, float> reduced(update, rows.scale);
   const int64_t block_elems = reduced.block_elems();
   for (int64_t begin = 0; begin < update.num_elems; begin += block_elems) {
     const int64_t count = std::min(block_elems, update.num_elems - begin);
     const std::byte* block = reduced.block(begin, count);
-    std::memcpy(gradient + begin, block, static_cast<size_t>(count) * sizeof(float));
+    std::memcpy(room + begin, block, static_cast<size_t>(count) * sizeof(float));
   }
-  if (!rows.hyper->maximize) return;
-  for_each_index(update.num_elems, [=](int64_t i) { gradient[i] = -gradient[i]; });
+  if (rows.hyper->maximize) {
+    for_each_index(update.num_elems, [=](int64_t i) { room[i] = -room[i]; });
+  }
+  return reinterpret_cast<const std::byte*>(room);
 }
 
 // The loop over rows whose rule keeps kStates floats of each element. `Rows`: how values are kept (row_values.h).
 template <class Sums, class Rows, size_t kStates, class Step>
 void step_each_row(const RowsUpdate& update, std::span<const RowToStep> rows, Step step) {
-  alignas(64) float gradient[kMaxRowDim];
+  alignas(64) float room[kMaxRowDim];
   Rows values(update);
   const int64_t dim = update.dim;
   const int64_t state_bytes = dim * static_cast<int64_t>(sizeof(float));
   for (const RowToStep& row : rows) {
-    reduce_row<Sums>(update, row, gradient);
+    const std::byte* const gradient = reduce_row<Sums>(update, row, room);
     std::byte* const value = values.open(row);
     std::byte* const states = values.states(row);
     [&]<size_t... kPlaces>(std::index_sequence<kPlaces...>) {
@@ -80,12 +86,12 @@ void step_each_row(const RowsUpdate& update, std::span<const RowToStep> rows, St
 
 template <class Sums, class Rows>
 void step_rowwise(const RowsUpdate& update, std::span<const RowToStep> rows) {
-  alignas(64) float gradient[kMaxRowDim];
+  alignas(64) float room[kMaxRowDim];
   Rows values(update);
   const int64_t dim = update.dim;
   const RowwiseAdagrad rule(*update.hyper);
   for (const RowToStep& row : rows) {
-    reduce_row<Sums>(update, row, gradient);
+    const std::byte* const gradient = reduce_row<Sums>(update, row, room);
     std::byte* const states = values.states(row);
     auto sum = load<float>(states, 0);
     const float factor = rule.factor(mean_square(gradient, dim), sum);

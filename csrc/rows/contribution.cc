@@ -1,7 +1,6 @@
 #include "rows/contribution.h"
 
 #include <algorithm>
-#include <optional>
 
 namespace psstore {
 
@@ -15,22 +14,27 @@ MergedRows::MergedRows(std::span<const RowContribution> contributions) {
   ids.reserve(most);
   ends.reserve(most);
   gradients.reserve(all);
-  std::vector<size_t> next(contributions.size());
-  while (true) {
-    std::optional<uint64_t> least;
-    for (size_t k = 0; k < contributions.size(); ++k) {
-      if (next[k] == contributions[k].num_rows()) continue;
-      const uint64_t id = contributions[k].id(next[k]);
-      least = std::min(least.value_or(id), id);
+  struct Next {
+    const RowContribution* of;
+    size_t row;
+    uint64_t id;
+  };
+  std::vector<Next> next;  // of those that have rows left
+  for (const RowContribution& one : contributions) {
+    if (one.num_rows() > 0) next.push_back({&one, 0, one.id(0)});
+  }
+  while (!next.empty()) {
+    const uint64_t least = std::ranges::min_element(next, {}, &Next::id)->id;
+    bool ended = false;
+    for (Next& one : next) {
+      if (one.id != least) continue;
+      gradients.push_back({one.of->gradient(one.row), one.of->dtype(), one.of->weight(), 0});
+      ended |= ++one.row == one.of->num_rows();
+      if (one.row < one.of->num_rows()) one.id = one.of->id(one.row);
     }
-    if (!least) return;
-    for (size_t k = 0; k < contributions.size(); ++k) {
-      const RowContribution& one = contributions[k];
-      if (next[k] == one.num_rows() || one.id(next[k]) != *least) continue;
-      gradients.push_back({one.gradient(next[k]++), one.dtype(), one.weight(), 0});
-    }
-    ids.push_back(*least);
+    ids.push_back(least);
     ends.push_back(gradients.size());
+    if (ended) std::erase_if(next, [](const Next& one) { return one.row == one.of->num_rows(); });
   }
 }
 

@@ -8,6 +8,12 @@
 #include "table/slot.h"
 
 namespace psstore {
+namespace {
+
+// Memory for so many rows is taken beside those of a partition without being needed: a part of them.
+constexpr size_t kSpareRoomPart = 16;
+
+}  // namespace
 
 std::vector<RowContribution> Slot::row_contributions(const Decision& decision) const {
   std::vector<RowContribution> found;
@@ -18,19 +24,29 @@ std::vector<RowContribution> Slot::row_contributions(const Decision& decision) c
   return found;
 }
 
-// Who has room for all of them, as most decisions, need not look which of them are new; where rows are bounded, room for
-// all is not much.
+// Who has room for all of them, as most decisions, need not look which of them are new: so there is room to spare where
+// that is not much.
 void Slot::reserve_rows(const Decision& decision) {
   const std::vector<RowContribution> all = row_contributions(decision);
-  size_t num_new = 0;
-  for (const RowContribution& one : all) num_new += one.num_rows();
-  if (spec_.rows.bounds.max_rows == 0 && !rows_->has_room(num_new)) {
-    const MergedRows merged(all);
-    std::vector<RowNumber> rows(merged.ids.size());
-    rows_->find(merged.ids, rows);
-    num_new = static_cast<size_t>(std::ranges::count(rows, kNoRow));
+  size_t num_given = 0;
+  for (const RowContribution& one : all) num_given += one.num_rows();
+  const size_t most_new = row_policy_->most_new(rows_->num_rows());
+  const bool is_bounded = spec_.rows.bounds.max_rows != 0;
+  if (is_bounded || num_given <= rows_->num_rows() / kSpareRoomPart) {
+    try {
+      return rows_->reserve(std::min(num_given, most_new));
+    } catch (const Error& error) {
+      if (is_bounded || error.code() != ErrorCode::OUT_OF_MEMORY) throw;
+    }
   }
-  rows_->reserve(std::min(num_new, row_policy_->most_new(rows_->num_rows())));
+  if (!rows_->has_room(num_given)) rows_->reserve(num_new(all));
+}
+
+size_t Slot::num_new(std::span<const RowContribution> contributions) const {
+  const MergedRows merged(contributions);
+  std::vector<RowNumber> rows(merged.ids.size());
+  rows_->find(merged.ids, rows);
+  return static_cast<size_t>(std::ranges::count(rows, kNoRow));
 }
 
 bool Slot::has_room_for(const PayloadSlice& contribution) const {
