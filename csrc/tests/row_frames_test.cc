@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint64_t kTable = 1;
 constexpr uint64_t kDense = 2;
-constexpr uint32_t kDim = 3;
-constexpr uint32_t kRowBytes = 8 + 4 * kDim;
+constexpr uint32_t kTableDim = 3;
+constexpr uint32_t kRowBytes = 8 + 4 * kTableDim;
 constexpr RowBounds kBounds[] = {
     {.max_rows = 20, .eviction = EvictionKind::kLeastRecent},
     {.max_rows = 7, .eviction = EvictionKind::kLeastFrequent},
@@ -34,7 +34,7 @@ class RowFrames : public ::testing::Test {
   RowFrames() {
     TensorDefinition table{kTable, DType::kFloat32, RuleKind::kSparseAdagrad, 0, true, {}};
     for (uint64_t p = 0; p < 4; ++p) table.slices.push_back({make_key(kTable, p), 0});
-    table.rows = {kDim, {FirstValueKind::kNormal, 0, 1, 7}};
+    table.rows = {kTableDim, {FirstValueKind::kNormal, 0, 1, 7}};
     shard_.define(table);
     // Bounded ones, which all that is true of the first is true of as well.
     for (const RowBounds& bounds : kBounds) {
@@ -59,7 +59,7 @@ class RowFrames : public ::testing::Test {
   }
 
   static size_t bytes_of_a_row(DType encoding) {
-    return is_rows_encoding(encoding) ? contributed_row_bytes(kDim, dtype_of_rows(encoding))
+    return is_rows_encoding(encoding) ? contributed_row_bytes(kTableDim, dtype_of_rows(encoding))
                                       : kRowBytes;
   }
 
@@ -212,7 +212,7 @@ TEST_F(RowFrames, leave_what_admission_has_counted_to_those_who_hold_a_decision)
   train(7);
   EXPECT_EQ(parts_of(1, 1), once);
   shard_.hold(2, true);
-  const RowShape shape = row_shape_of(RuleKind::kSparseAdagrad, kDim, DType::kFloat32, true);
+  const RowShape shape = row_shape_of(RuleKind::kSparseAdagrad, kTableDim, DType::kFloat32, true);
   EXPECT_EQ(parts_of(2, 3).size(), once.size() + shape.record_bytes());
   EXPECT_EQ(shard_.stats().at("rows"), 1u);
   EXPECT_EQ(shard_.stats().at("rows_refused"), 2u);

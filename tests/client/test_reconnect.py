@@ -58,7 +58,10 @@ def cuts(seed: int, count: int, transport: str) -> Iterator[int]:
 
 CUT = pytest.mark.parametrize(
     ("transport", "seed", "connections"),
-    [("tcp", 0, 1), ("tcp", 1, 1), ("tcp", 2, 3), ("shm", 3, 1), ("shm", 4, 1)],
+    [
+        *[("tcp", 0, 1), ("tcp", 1, 1), ("tcp", 2, 3)],
+        *[pytest.param("shm", seed, 1, marks=pytest.mark.one_loop) for seed in (3, 4)],
+    ],
 )
 
 
@@ -338,6 +341,7 @@ def test_connection_that_swallows_everything_is_replaced_whatever_is_asked(
         assert proxy.num_accepted > 2  # who asks for the shards, and the connection that was lost
 
 
+@pytest.mark.one_loop  # it is the client that notices
 @pytest.mark.parametrize("call", [call for call in CALLS if "pull" not in call])
 def test_connection_that_swallows_everything_is_replaced_however_soon_an_answer_is_wanted(
     call: str, behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
@@ -383,6 +387,7 @@ def test_store_that_answers_keeps_its_connections_however_long_others_are_waited
             assert behind_proxy[0].num_accepted == connected
 
 
+@pytest.mark.one_loop  # it is the client that notices
 @pytest.mark.parametrize("wait", ["commit", "pull"])
 def test_store_that_stands_still_ends_the_wait_for_others(wait: str) -> None:
     with clusters("tcp") as start:
@@ -421,6 +426,7 @@ def test_store_that_stays_away_is_reported_with_its_address(behind_proxy: list[P
         store.close()
 
 
+@pytest.mark.one_loop  # it is the client that notices
 @pytest.mark.parametrize("long", [False, True])
 def test_shard_that_is_refused_for_a_while_comes_back(long: bool, behind_proxy: list[Proxy]) -> None:
     """Who asks meanwhile notices nothing, or hears of it before long; no link is given up for good."""

@@ -10,13 +10,10 @@ import pytest
 
 from tests.cpp.suite import BUILD_TIMEOUT_S, RUN_TIMEOUT_S, build_suite, need, output_of, run_suite
 
-UNOPTIMISED = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
-"""But for the kernels, a third of -O1's time to compile, which is more than it takes longer to run."""
-
 
 @pytest.mark.timeout(BUILD_TIMEOUT_S + RUN_TIMEOUT_S)
 def test_suite_passes_under_the_address_and_undefined_behaviour_sanitizers(repository: Path, tmp_path: Path) -> None:
-    run_suite("address,undefined", repository, tmp_path, UNOPTIMISED)
+    run_suite("address,undefined", repository, tmp_path)
 
 
 @pytest.mark.timeout(BUILD_TIMEOUT_S)
@@ -24,7 +21,7 @@ def test_suite_passes_under_the_address_and_undefined_behaviour_sanitizers(repos
 def test_no_code_of_an_instruction_set_can_stand_in_for_anothers(repository: Path, tmp_path: Path) -> None:
     """Of functions with one name the linker keeps one: those with vector instructions must not have their name from
     a header that files with other flags include as well. Sanitized code shows it best, where little is inlined."""
-    build = build_suite("address,undefined", "psstore_core", repository, tmp_path, UNOPTIMISED)
+    build = build_suite("address,undefined", "psstore_core", repository, tmp_path)
     objects = list((build / "CMakeFiles" / "psstore_core.dir").rglob("*.o"))
     sets = [path for path in objects if path.name.startswith("avx")]
     assert sets

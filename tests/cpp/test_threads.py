@@ -12,14 +12,10 @@ from tests.cpp.suite import BUILD_TIMEOUT_S, RUN_TIMEOUT_S, run_suite
 WITH_THREADS = "/(buffer|session|heartbeat|poller|stress)_test[.]cc$"
 
 
-OPTIMISED = "-DCMAKE_CXX_FLAGS_RELEASE=-O1"
-"""Threads that meet all the time run half as long as under -O0; -O3 takes twice as long to compile."""
-
-
 @pytest.mark.timeout(BUILD_TIMEOUT_S + RUN_TIMEOUT_S)
 def test_suite_passes_under_the_thread_sanitizer(repository: Path, tmp_path: Path) -> None:
     """Kernels know no threads."""
-    options = ("-DPSSTORE_PORTABLE=ON", OPTIMISED, f"-DPSSTORE_TEST_FILES={WITH_THREADS}")
+    options = ("-DPSSTORE_PORTABLE=ON", f"-DPSSTORE_TEST_FILES={WITH_THREADS}")
     run_suite("thread", repository, tmp_path, *options)
 
 

@@ -67,6 +67,7 @@ def parts(place: Path, version: int) -> list[Part]:
     return [Part(one.rank, one.version, one.handed) for one in found]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("mode", ["sync", "backup", "ssp", "async"])
 def test_a_checkpoint_beside_training_has_them_and_they_come_back(tmp_path: Path, mode: str) -> None:
     enough = threading.Event()
@@ -107,6 +108,7 @@ def test_a_checkpoint_beside_training_has_them_and_they_come_back(tmp_path: Path
             worker.result()
 
 
+@pytest.mark.one_loop
 def test_the_last_checkpoint_is_the_one_that_has_what_workers_hand_in(tmp_path: Path) -> None:
     """Workers that are killed are where they handed in last: as it ends, the store writes none of later."""
     place = tmp_path / "run"
@@ -134,6 +136,7 @@ def test_the_last_checkpoint_is_the_one_that_has_what_workers_hand_in(tmp_path: 
     assert [part.state for part in parts(place, 1)] == ["at 1", "at 1"]
 
 
+@pytest.mark.one_loop
 def test_a_checkpoint_is_written_without_what_nobody_hands_in(tmp_path: Path) -> None:
     place = tmp_path / "run"
     with served(place) as process, connected(process, 0) as one, connected(process, 1) as two:
@@ -152,6 +155,7 @@ def test_a_checkpoint_is_written_without_what_nobody_hands_in(tmp_path: Path) ->
         assert parts(place, 2) == [Part(1, 2, "newer")]
 
 
+@pytest.mark.one_loop
 def test_nobody_waits_for_workers_that_have_never_handed_in(tmp_path: Path) -> None:
     with (
         served(tmp_path / "run") as process,
@@ -182,6 +186,7 @@ def together(work: Callable[[Store], None], *stores: Store) -> None:
 # ---- what is refused ----
 
 
+@pytest.mark.one_loop
 def test_what_can_not_be_handed_in_is_refused(tmp_path: Path) -> None:
     with psstore.connect("local://?max_memory=64MiB") as store:
         with pytest.raises(BadArgument, match=r"object at \['a'\]\[0\]"):
@@ -197,6 +202,7 @@ def test_what_can_not_be_handed_in_is_refused(tmp_path: Path) -> None:
                 call()
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("damaged", [b"", b"\xc1", pack_handed([1])[:-1], b"\x92\x81\xa5array\x03\x90"])
 def test_bytes_that_nobody_packs_are_refused(damaged: bytes) -> None:
     with pytest.raises(BadArgument, match="can't be made out"):

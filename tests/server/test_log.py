@@ -42,6 +42,7 @@ def test_text_lines_say_when_how_important_who_and_about_whom() -> None:
     assert f"info shard 0 [client {name}] rank 0 (incarnation 1) has left after round 0" in said
 
 
+@pytest.mark.one_loop
 def test_connections_are_not_logged_at_info() -> None:
     with StoreProcess() as store:
         with RawClient(store.url) as client:
@@ -50,6 +51,7 @@ def test_connections_are_not_logged_at_info() -> None:
         assert store.log() == ""
 
 
+@pytest.mark.one_loop
 def test_lost_worker_is_a_warning_and_so_is_its_return() -> None:
     with StoreProcess("--heartbeat-s", "0.1", "--silence-s", "0.3") as store, RawClient(store.url) as client:
         client.hello()
@@ -88,6 +90,7 @@ def test_store_with_a_shard_that_stands_still_ends_all_the_same() -> None:
         assert "killing shard 0" in store.log()
 
 
+@pytest.mark.one_loop
 def test_no_worker_is_called_lost_when_the_store_ends() -> None:
     with StoreProcess("--heartbeat-s", "0.1", "--silence-s", "0.3") as store, RawClient(store.url) as client:
         client.hello()
@@ -96,6 +99,7 @@ def test_no_worker_is_called_lost_when_the_store_ends() -> None:
         assert "is lost" not in store.log()
 
 
+@pytest.mark.one_loop
 def test_json_lines_have_the_same_facts() -> None:
     with StoreProcess("--log-format", "json") as store:
         with RawClient(store.url) as client:

@@ -124,6 +124,7 @@ def test_training_goes_on_with_more_and_fewer_shards(tmp_path: Path, transport: 
         assert process.stop() == 0
 
 
+@pytest.mark.one_loop
 def test_with_standbys_and_a_place_for_checkpoints_which_go_on(tmp_path: Path) -> None:
     place = str(tmp_path / "run")
     flags = ("--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "1", "--standbys", "1")
@@ -145,6 +146,7 @@ def test_with_standbys_and_a_place_for_checkpoints_which_go_on(tmp_path: Path) -
         assert len(training.at) == 1, "its standby leads"
 
 
+@pytest.mark.one_loop
 def test_a_port_that_is_taken_is_said_before_anybody_waits() -> None:
     with socket.socket() as other:
         for port in free_ports(20):
@@ -200,12 +202,14 @@ def on_its_way(process: StoreProcess, why: str) -> Iterator[psutil.Process]:
         training.check()
 
 
+@pytest.mark.one_loop
 def test_the_store_goes_on_as_it_was_if_what_writes_it_down_dies() -> None:
     why = "what writes the store down has ended"
     with StoreProcess("--shards", "2") as process, on_its_way(process, why) as writer:
         writer.kill()
 
 
+@pytest.mark.one_loop
 def test_the_store_goes_on_as_it_was_if_a_standby_takes_over_meanwhile() -> None:
     why = "a standby has taken over meanwhile"
     with StoreProcess("--shards", "2", "--standbys", "1") as process:
@@ -216,6 +220,7 @@ def test_the_store_goes_on_as_it_was_if_a_standby_takes_over_meanwhile() -> None
             os.kill(leader, signal.SIGKILL)
 
 
+@pytest.mark.one_loop
 def test_a_store_whose_shards_have_hosts_of_their_own_says_what_to_do_instead(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("t" * 40)

@@ -93,6 +93,7 @@ def test_all_go_back_to_the_latest_checkpoint_and_clients_go_on(served: StorePro
     assert log.count("the store serves again, from version 3 on") == 2
 
 
+@pytest.mark.one_loop
 def test_checkpoints_go_on_where_they_were(served: StoreProcess) -> None:
     """The place has an owner that is gone, and newer checkpoints count from then on."""
     with connect(served) as store:
@@ -112,6 +113,7 @@ def test_checkpoints_go_on_where_they_were(served: StoreProcess) -> None:
     assert served.stop() == 0
 
 
+@pytest.mark.one_loop
 def test_a_store_that_has_died_too_often_is_lost(served: StoreProcess) -> None:
     with connect(served, timeout_s=6.0) as store:
         train(store, until=1)
@@ -132,6 +134,7 @@ def test_a_store_that_has_died_too_often_is_lost(served: StoreProcess) -> None:
     assert "the store is lost" in served.log()
 
 
+@pytest.mark.one_loop
 def test_a_store_without_a_checkpoint_yet_is_lost(served: StoreProcess) -> None:
     with connect(served, timeout_s=6.0) as store:
         train(store, until=1)
@@ -142,6 +145,7 @@ def test_a_store_without_a_checkpoint_yet_is_lost(served: StoreProcess) -> None:
     assert "before there was a checkpoint to go back to" in served.log()
 
 
+@pytest.mark.one_loop
 def test_a_store_that_is_told_to_end_while_it_starts_again_ends_well(served: StoreProcess) -> None:
     with connect(served) as store:
         train(store, until=1)
@@ -165,6 +169,7 @@ def test_reconnecting_is_awaited_too(served: StoreProcess) -> None:
     asyncio.run(read())
 
 
+@pytest.mark.one_loop
 def test_what_is_not_ours_to_start_again_is_said() -> None:
     with psstore.connect("local://") as store, pytest.raises(UsageError, match="no store of other processes"):
         store.reconnect()
@@ -174,6 +179,7 @@ def test_what_is_not_ours_to_start_again_is_said() -> None:
     assert "--checkpoint" in log
 
 
+@pytest.mark.one_loop
 def test_what_writes_checkpoints_is_started_again_but_not_for_ever(tmp_path: Path) -> None:
     flags = ("--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "2")
     with StoreProcess(*flags) as process, connect(process) as store:

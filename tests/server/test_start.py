@@ -63,12 +63,14 @@ def test_every_shard_answers_with_the_map_of_all() -> None:
             assert (welcome.num_workers, welcome.quorum, welcome.staleness) == (4, 1, 2)
 
 
+@pytest.mark.one_loop
 def test_shard_i_listens_on_port_plus_i() -> None:
     port = free_ports(3)
     with StoreProcess("--shards", "3", port=port) as store:
         assert store.addresses == [f"ps://127.0.0.1:{port + index}" for index in range(3)]
 
 
+@pytest.mark.one_loop
 def test_host_that_means_all_is_advertised_as_one_that_can_be_reached(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("0123456789abcdef")
@@ -81,6 +83,7 @@ def test_host_that_means_all_is_advertised_as_one_that_can_be_reached(tmp_path: 
         assert not store.url.startswith("ps://0.0.0.0")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("each", [False, True])
 def test_clients_are_told_other_addresses_than_those_that_are_listened_at(each: bool) -> None:
     """As behind NAT, a proxy or a service of Kubernetes; who comes there on this machine finds the user's token."""
@@ -98,6 +101,7 @@ def test_clients_are_told_other_addresses_than_those_that_are_listened_at(each: 
     assert find(told[1]) is None
 
 
+@pytest.mark.one_loop
 def test_shards_load_neither_torch_nor_numpy() -> None:
     with StoreProcess("--shards", "2", environ={"PYTHONPROFILEIMPORTTIME": "1"}) as store:
         with RawClient(store.url) as client:
@@ -144,6 +148,7 @@ def test_uds_left_by_a_killed_server_is_replaced(tmp_path: Path) -> None:
         client.hello()
 
 
+@pytest.mark.one_loop
 def test_uds_of_a_running_server_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with StoreProcess("--uds", str(path), port=None) as store:
@@ -154,6 +159,7 @@ def test_uds_of_a_running_server_is_left_alone(tmp_path: Path) -> None:
             client.hello()
 
 
+@pytest.mark.one_loop
 def test_uds_never_replaces_a_file(tmp_path: Path) -> None:
     path = tmp_path / "store"
     path.write_text("mine")
@@ -166,6 +172,7 @@ def test_uds_never_replaces_a_file(tmp_path: Path) -> None:
 # ---- it can't start ---------------------------------------------------------------------------------
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("taken", [0, 1])
 def test_taken_port_is_named_with_its_owner_and_nothing_is_left(taken: int) -> None:
     port = free_ports(2)
@@ -180,6 +187,7 @@ def test_taken_port_is_named_with_its_owner_and_nothing_is_left(taken: int) -> N
         pass
 
 
+@pytest.mark.one_loop
 def test_off_loopback_it_needs_a_token_and_says_how_to_make_one() -> None:
     status, said = failed_start("--host", "0.0.0.0")
     assert status == NOT_STARTED
@@ -187,6 +195,7 @@ def test_off_loopback_it_needs_a_token_and_says_how_to_make_one() -> None:
     assert "secrets.token_hex" in said
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -209,6 +218,7 @@ def test_settings_that_can_not_work_are_explained(flags: tuple[str, ...], senten
     assert "Traceback" not in said
 
 
+@pytest.mark.one_loop
 def test_host_that_is_not_this_one_is_refused(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("0123456789abcdef")
@@ -218,6 +228,7 @@ def test_host_that_is_not_this_one_is_refused(tmp_path: Path) -> None:
     assert "can't listen on 192.0.2.1 port 0" in said
 
 
+@pytest.mark.one_loop
 def test_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("0123456789abcdef")
@@ -229,12 +240,14 @@ def test_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.one_loop
 def test_ports_beyond_the_last_are_refused() -> None:
     status, said = failed_start("--shards", "4", port=65533)
     assert status == NOT_STARTED
     assert "go beyond port 65535" in said
 
 
+@pytest.mark.one_loop
 def test_unknown_flag_is_status_2() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "psstore.cli.server", "--shard", "2"], capture_output=True, text=True, timeout=30
@@ -243,6 +256,7 @@ def test_unknown_flag_is_status_2() -> None:
     assert "unrecognized arguments: --shard 2" in done.stderr
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("uvloop", "sentence"),
     [

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._dynamo.utils import counters
 from torch.optim import SGD, Optimizer
 
 import psstore
@@ -48,6 +46,9 @@ def stored(model: nn.Module, store: psstore.Store, **options: Any) -> Optimizer:
 
 
 def train(make_optimizer: MakeOptimizer, backend: str, inputs: Iterable[torch.Tensor]) -> Compiled:
+    from torch._dynamo.testing import CompileCounterWithBackend  # here: a second, which each of pytest's workers would
+    from torch._dynamo.utils import counters
+
     torch._dynamo.reset()
     counters.clear()
     model = Odd()

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,16 @@ def differences(ranks: int, tmp_path: Path, *arguments: str, flags: tuple[str, .
 @pytest.mark.parametrize(
     ("ranks", "kind", "clip"),
     [
-        (2, "adamw", "store"),
         (4, "sgd", "torch"),
         pytest.param(2, "sgd", "none", marks=pytest.mark.long),
+        pytest.param(2, "adamw", "none", marks=pytest.mark.long),
         pytest.param(4, "adamw", "store", marks=pytest.mark.long),
     ],
 )
 def test_parts_train_as_torch_alone_and_go_on_upon_other_meshes(
     ranks: int, kind: str, clip: str, tmp_path: Path
 ) -> None:
-    found = differences(ranks, tmp_path, kind, clip)
-    assert set(found) == {"fully", "hybrid", "tensor parallel", "published"}
-    assert all(len(one) == ranks for one in found.values())
-    assert max(map(max, found.values())) <= LARGEST
+    check(differences(ranks, tmp_path, kind, clip), ranks)
 
 
 @pytest.mark.timeout(240)
@@ -63,8 +60,14 @@ def test_parts_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
     """Of a store that was restored from a checkpoint: two ranks, then four, upon what two have left."""
     checkpoint = ("--checkpoint", str(tmp_path / "checkpoints"))
     for ranks in (2, 4):
-        found = differences(ranks, tmp_path, "adamw", "none", flags=checkpoint)
-        assert max(map(max, found.values())) <= LARGEST
+        check(differences(ranks, tmp_path, "adamw", "store", flags=checkpoint), ranks)
+
+
+def check(found: Mapping[str, Sequence[float]], ranks: int) -> None:
+    """Every rank has said of every mesh how far it is from torch alone, and is near."""
+    assert set(found) == {"fully", "hybrid", "tensor parallel", "published"}
+    assert all(len(one) == ranks for one in found.values())
+    assert max(map(max, found.values())) <= LARGEST
 
 
 def part(offset: int, *rows: float) -> TensorPart:
