@@ -32,7 +32,7 @@ void check_dim(uint32_t dim) {
                                            std::to_string(kMaxRowDim) + " elements");
 }
 
-bool are(const GroupedIds& self, const py::object& ids) {
+bool are_grouped(const GroupedIds& self, const py::object& ids) {
   const PyBytesRange given(ids);
   return self.are({reinterpret_cast<const uint64_t*>(given.data()), given.size() / kIdBytes});
 }
@@ -312,7 +312,7 @@ void bind_rows(py::module_& m) {
   bind_residuals(m);
   py::class_<GroupedIds>(m, "GroupedIds", py::is_final())
       .def(py::init(&group), py::arg("ids"), py::arg("partition_bits"))
-      .def("are", &are, py::arg("ids"))
+      .def("are", &are_grouped, py::arg("ids"))
       .def_property_readonly("begins",
                              [](const GroupedIds& self) {
                                return std::vector<size_t>(self.begins().begin(),
