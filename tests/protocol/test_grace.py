@@ -18,7 +18,7 @@ LATE = 2
 
 def seen(took_s: Sequence[float]) -> Grace:
     """The rank has taken so long for its contributions, and begun another one at time 0. The last decision was then."""
-    grace, now = Grace(ADAPTIVE), -sum(took_s)
+    grace, now = Grace(), -sum(took_s)
     for one in took_s:
         grace.answered(LATE, now, brings=True)
         now += one
@@ -31,13 +31,7 @@ def seen(took_s: Sequence[float]) -> Grace:
 def waits_until(grace: Grace, came_at: float, *, num_there: int = 2) -> float:
     """The time that is worth waiting for, of a round that others have come to by then."""
     grace.came(0, came_at, brings=True)
-    return came_at + (grace.ends(came_at, num_there=num_there, missing=[LATE]) - came_at) / SLACK
-
-
-def test_a_fixed_grace_begins_with_the_quorum_whoever_is_missing() -> None:
-    grace = Grace(5.0)
-    grace.came(0, 7.0, brings=True)
-    assert grace.ends(6.0, num_there=2, missing=[1, 2]) == 11.0
+    return came_at + (grace.ends(num_there=num_there, missing=[LATE]) - came_at) / SLACK
 
 
 @pytest.mark.parametrize(
@@ -66,8 +60,8 @@ def test_of_several_that_are_missing_the_one_counts_that_is_worth_the_longest_wa
     grace = seen([1.1] * 4)
     grace.answered(3, 0.0, brings=True)
     grace.came(0, 1.0, brings=True)
-    assert grace.ends(1.0, num_there=2, missing=[3]) == 1.0
-    assert grace.ends(1.0, num_there=2, missing=[3, LATE]) == pytest.approx(1.0 + SLACK * 0.1)
+    assert grace.ends(num_there=2, missing=[3]) == 1.0
+    assert grace.ends(num_there=2, missing=[3, LATE]) == pytest.approx(1.0 + SLACK * 0.1)
 
 
 def test_only_the_last_contributions_of_a_worker_count() -> None:

@@ -18,7 +18,7 @@ def refusals_said_by(program: str) -> Iterator[None]:
         try:
             yield
         finally:
-            print(end="", flush=True)
+            sys.stdout.flush()
     except OSError as error:
         drop_output()
         if not isinstance(error, BrokenPipeError):

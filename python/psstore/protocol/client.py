@@ -121,6 +121,8 @@ class Client:
         """A checkpoint is being written of the decision that this worker has come to."""
         self.stopped = False
         """No further commit of this worker will count."""
+        self._is_measured = False
+        """The store wants to know what shards have measured of contributions."""
         self._measured: tuple[m.Attest, tuple[m.Signed, ...]] | None = None
         """What was asked of this worker's last contribution, and what every shard has measured of it: once it counts
         it is there no longer."""
@@ -181,6 +183,8 @@ class Client:
         asked = self._request(self.sessions[0], "JOIN", body=body, timeout_s=wait_s + GRACE_S)
         joined = _expect(m.Joined, await asked)
         self._learn_members(joined.members)
+        welcome = self.sessions[0].welcome
+        self._is_measured = welcome is not None and welcome.refuse_norm is not None
         self.identity.rank, self.identity.incarnation = joined.rank, joined.incarnation
         self.identity.ticket = joined.ticket
         self.round, self.decision, self._unfinished, self._measured = joined.round, joined.decision, False, None
@@ -335,7 +339,7 @@ class Client:
         self._forget_applied()
         applied = await self._attest() if self._asked_to_attest else ()
         ranges = to_ranges(present)
-        measured = await self._measure(ranges) if ranges and not (early or non_finite) else ()
+        measured = await self._measure(ranges) if self._is_measured and ranges and not (early or non_finite) else ()
         self._unanswered = True
         body = m.Commit(
             round=self.round,
@@ -355,7 +359,8 @@ class Client:
         )
         committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
         self._decisions.learn(committed.last, committed.decisions)
-        self._learn_members(committed.members)
+        if committed.members:
+            self._learn_members(committed.members)
         self._unanswered, self._asked_to_attest = False, committed.attest
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
@@ -769,10 +774,8 @@ class Client:
         return tuple(reply.applied for reply in replies)
 
     async def _measure(self, present: Ranges) -> tuple[m.Signed, ...]:
-        """What each shard has measured of this round's contribution, where the store wants to know."""
-        welcome, asked = self.sessions[0].welcome, m.Attest(round=self.round, present=present)
-        if welcome is None or welcome.refuse_norm is None:
-            return ()
+        """What each shard has measured of this round's contribution."""
+        asked = m.Attest(round=self.round, present=present)
         if self._measured is None or self._measured[0] != asked:
             replies = await collect([self._request(session, "ATTEST", body=asked) for session in self.shards])
             self._measured = asked, tuple(reply.measured for reply in replies)
@@ -794,7 +797,8 @@ class Client:
     async def _coordinate(self, op: str, body: m.Message, *, wait_s: float) -> object:
         """A request that waits for other workers. Once there is nothing to wait for any more, reads don't, either."""
         session = self.sessions[0]
-        answer = self._ask(session, op, self._driver.future(), body=body, timeout_s=wait_s + GRACE_S)
+        answer, now = self._driver.future(), self._driver.now()
+        session.request(op, answer, now=now, timeout_s=wait_s + GRACE_S, body=body)
         self._driver.await_answer(session)
         try:
             return await answer

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from psstore.types import ADAPTIVE
-
 KEPT = 32
 """Contributions of a worker by which it is judged. With 8, a worker that varies by a few per cent is too often later
 than it was in any of them: four like that spent 0.92 of their time on contributions, and 0.96 with 32 (in
@@ -26,10 +24,7 @@ late. Without, those four spent 0.94 of their time on contributions."""
 class Grace:
     """What was seen of workers, by commits that came and answers that they got."""
 
-    def __init__(self, grace_s: float) -> None:
-        """`grace_s`: as `Consistency` has it. Nothing is noted where it is fixed."""
-        self._is_adaptive = grace_s == ADAPTIVE
-        self._grace_s = grace_s
+    def __init__(self) -> None:
         self._took_s: dict[int, list[float]] = {}
         """Rank -> of its last contributions, the latest at the end: from the answer to the one before to its commit."""
         self._answered_at: dict[int, float] = {}
@@ -44,8 +39,6 @@ class Grace:
     def came(self, rank: int, now: float, *, brings: bool, late: bool = False) -> None:
         """A commit has come. `brings`: a contribution; else it says nothing of how long one takes. `late`: for a round
         that is decided."""
-        if not self._is_adaptive:
-            return
         self._came_at = self._came_at if late else now
         since = self._answered_at.pop(rank, None) if brings else None
         if since is not None:
@@ -55,7 +48,7 @@ class Grace:
 
     def answered(self, rank: int, now: float, *, brings: bool) -> None:
         """Its commit was: the next contribution is begun."""
-        if self._is_adaptive and brings:
+        if brings:
             self._answered_at[rank] = now
 
     def decided(self, now: float) -> None:
@@ -68,11 +61,9 @@ class Grace:
 
     # ---- the answer ----
 
-    def ends(self, quorum_at: float, *, num_there: int, missing: Iterable[int]) -> float:
+    def ends(self, *, num_there: int, missing: Iterable[int]) -> float:
         """When the open round, which has its quorum since then and so many commits by now, goes on without whoever is
         missing."""
-        if not self._is_adaptive:
-            return quorum_at + self._grace_s
         gain_s = self._came_at - self._decided_at
         longest_s = max((self._worth_s(rank, gain_s, num_there) for rank in missing), default=0.0)
         return self._came_at + SLACK * longest_s

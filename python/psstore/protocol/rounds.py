@@ -25,7 +25,7 @@ from psstore.protocol.schema_registry import Group
 from psstore.protocol.signing import Signer
 from psstore.protocol.stops import Stops
 from psstore.protocol.waits import Waits
-from psstore.types import UNBOUNDED, Consistency
+from psstore.types import ADAPTIVE, UNBOUNDED, Consistency
 from psstore.wire.messages import Commit, Committed, Refusal
 
 ATTEST_EVERY = 64
@@ -98,7 +98,8 @@ class Rounds:
         """The rank that is to ask the shards what they have applied."""
         self._staged: Waits[Waiting] = Waits()
         """Commits that no decision holds yet."""
-        self._grace = Grace(consistency.grace_s)
+        self._grace = Grace() if consistency.grace_s == ADAPTIVE else None
+        """How long the open round waits for who is missing; None: for the same time in each round."""
         self._quorum_at: float | None = None
         """Since when the staged commits are a quorum; None: they are none."""
         self._particular: dict[int, Commit] = {}
@@ -177,7 +178,8 @@ class Rounds:
             return self._late(worker, waiting)
         if self._particular:
             self._check_agreement(worker.rank, commit)
-        hypers, norm = self.hypers.complete(commit.hypers), self.norm_guard.measured(worker, commit)
+        hypers = self.hypers.complete(commit.hypers)
+        norm = None if self.norm_guard.ratio is None else self.norm_guard.measured(worker, commit)
         self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers, norm))
         if not lockstep:
             self._decide()
@@ -262,7 +264,8 @@ class Rounds:
         self._unstage(rank)
         self._owed.pop(rank)
         self.closed.pop(rank, None)
-        self._grace.forget(rank)
+        if self._grace is not None:
+            self._grace.forget(rank)
         self._promised.forget(rank)
         self._losses.forget(rank)
         self._stops.replace(rank, self._membership.workers)
@@ -273,7 +276,8 @@ class Rounds:
         self._losses.forget(worker.rank)
         self._unstage(worker.rank)
         self._owed.pop(worker.rank)
-        self._grace.forget(worker.rank)
+        if self._grace is not None:
+            self._grace.forget(worker.rank)
         self._promised.forget(worker.rank)
         return self._tear(worker.rank, "was dropped" if worker.dropped else "left") + self.settle(now)
 
@@ -310,7 +314,7 @@ class Rounds:
             )
 
     def _stage(self, rank: int, waiting: Waiting) -> None:
-        if rank not in self._staged.of:
+        if self._grace is not None and rank not in self._staged.of:
             self._grace.came(rank, self._at, brings=bool(waiting.commit.present))
         self._staged.put(rank, waiting)
         if waiting.commit.early or waiting.commit.max_norm is not None:
@@ -344,8 +348,10 @@ class Rounds:
     def _grace_ends(self) -> float | None:
         if self._quorum_at is None:
             return None
+        if self._grace is None:
+            return self._quorum_at + self.consistency.grace_s
         there = self._staged.of
-        return self._grace.ends(self._quorum_at, num_there=len(there), missing=self._membership.live - there.keys())
+        return self._grace.ends(num_there=len(there), missing=self._membership.live - there.keys())
 
     def _is_grace_over(self, now: float) -> bool:
         ends = self._grace_ends()
@@ -361,16 +367,18 @@ class Rounds:
         """The staged commits become the next decision. Members are in rank order: that is the order of reduction.
         Whose contribution is refused is no member, and where all are, nothing changes."""
         staged = sorted(self._staged.of.items())
-        refused = self._refused(staged)
-        counted = [one for one in staged if one[0] not in refused]
+        refused = {} if self.norm_guard.ratio is None else self._refused(staged)
+        counted = [one for one in staged if one[0] not in refused] if refused else staged
         members = counted or staged
-        workers = [self._membership.workers[rank] for rank, _ in members]
-        commits = [waiting.commit for _, waiting in members]
+        workers, commits = [], []
+        for rank, waiting in members:
+            workers.append(self._membership.workers[rank])
+            commits.append(waiting.commit)
         number = self.log.last + 1
         hypers = self.hypers.decide(members[0][1].hypers)
         fact = decisions.make(number, workers, commits, hypers, skip=not counted)
         self.log.append(fact)
-        if not fact.skip:
+        if self.norm_guard.ratio is not None and not fact.skip:
             self.norm_guard.admit((waiting.commit.present, waiting.norm) for _, waiting in counted)
         for rank, waiting in staged:
             worker, round = self._membership.workers[rank], waiting.commit.round
@@ -378,7 +386,8 @@ class Rounds:
             self.closed[rank] = Closed(worker.incarnation, round, number, skip=fact.skip, refused=refused.get(rank))
             self._losses.forget(rank)
         self._just_decided.update(staged)
-        self._grace.decided(self._at)
+        if self._grace is not None:
+            self._grace.decided(self._at)
         self._staged.clear()
         self._particular.clear()
         self._quorum_at = None
@@ -393,8 +402,6 @@ class Rounds:
 
     def _refused(self, staged: Sequence[tuple[int, Waiting]]) -> dict[int, Refusal]:
         """Why contributions of the round do not count, by rank."""
-        if self.norm_guard.ratio is None:
-            return {}
         judged = {rank: self.norm_guard.judge(rank, waiting.commit.present, waiting.norm) for rank, waiting in staged}
         refused = {rank: refusal for rank, refusal in judged.items() if refusal is not None}
         self.norm_guard.refused(refused.values())
@@ -403,7 +410,8 @@ class Rounds:
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
         round = waiting.commit.round
-        self._grace.came(worker.rank, self._at, brings=bool(waiting.commit.present), late=True)
+        if self._grace is not None:
+            self._grace.came(worker.rank, self._at, brings=bool(waiting.commit.present), late=True)
         self._membership.reached(worker, self.log.last)
         self.closed[worker.rank] = Closed(worker.incarnation, round, decision=round, late=True)
         self._just_decided[worker.rank] = waiting
@@ -425,7 +433,8 @@ class Rounds:
                     self._owed.pop(rank)
                 if waiting.since < self._at:
                     self._count_wait(rank, waiting, self._at)
-                self._grace.answered(rank, self._at, brings=bool(waiting.commit.present))
+                if self._grace is not None:
+                    self._grace.answered(rank, self._at, brings=bool(waiting.commit.present))
                 answers.append(self._answer(worker, waiting, slowest))
             else:
                 self._owed.put(rank, waiting)
