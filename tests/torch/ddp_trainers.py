@@ -16,7 +16,7 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -270,7 +270,8 @@ def _in_group(work: Callable[[int], T], rank: int, meeting_point: str) -> T:
 def first_failure_or_all(results: Sequence[Future[T]]) -> list[T]:
     """Waits for all. Of several failures the first in time is the cause, which rank says nothing of: the worker that
     lost its peer only tells that it did."""
-    failures = [failure for failure in (result.exception() for result in results) if failure is not None]
+    ended = as_completed(results)
+    failures = [failure for failure in (result.exception() for result in ended) if failure is not None]
     for failure in failures:
         if not isinstance(failure, WorkerLost):
             raise failure
