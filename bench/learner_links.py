@@ -157,7 +157,7 @@ def learner_links(chosen: argparse.Namespace) -> Report:
     )
     if reason := why_not():
         return Report("learner_links", about, [], notes=[f"not run: {reason}"], machine=machine())
-    found = measure_all(*((1, RATES_MBIT[:1]) if chosen.quick else (5, RATES_MBIT)))
+    found = measure_all(1 if chosen.quick else 3, RATES_MBIT)
     rates = list(found[WAYS[0].title])
     rows: list[list[Cell]] = [
         [
