@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
-from pathlib import Path
 
 import numpy as np
 
@@ -61,11 +59,8 @@ class Pusher:
 def measure(quality: Quality, congestion_control: str, *, num_bytes: int, rounds: int) -> dict[int, Series]:
     with contextlib.ExitStack() as ends:
         hosts = ends.enter_context(LongLink(quality, congestion_control=congestion_control))
-        token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
-        token_file.write_text(TOKEN)
-        token_file.chmod(0o600)
         pushers = ends.enter_context(crew(hosts, 1, lambda _: Pusher(num_bytes)))
-        url = ends.enter_context(shards(hosts, 1, token_file, first_host=1))
+        url = ends.enter_context(shards(hosts, 1, first_host=1))
         pushers.call("connect", url)
         turns = {str(count): pushers.turn("round", count) for count in CONNECTIONS}
         series = alternate(turns, warm_up=1, rounds=rounds, progress="connections")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import socket
 import tempfile
 import time
@@ -257,10 +258,10 @@ def sparse_files(num_readers: int, num_elems: int) -> Iterator[tuple[HandOver, R
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, contextlib.ExitStack() as ends:
         readers = Readers(ends, _read_files, [(folder, num_elems)] * num_readers)
         before = torch.zeros(num_elems, dtype=torch.int16)
-        versions = iter(range(1 << 62))
+        versions = itertools.count()
 
         def hand_over(weights: Floats) -> None:
-            now = torch.from_numpy(weights).to(torch.bfloat16).view(torch.int16)
+            now = torch.from_numpy(bits_of(weights))
             places = torch.nonzero(now != before).squeeze(1)
             version = next(versions)
             temporary = Path(folder) / "temporary"
@@ -282,7 +283,7 @@ def _read_files(link: Connection, folder: str, num_elems: int) -> None:
 
     torch.set_num_threads(1)
     bits = torch.zeros(num_elems, dtype=torch.int16)
-    versions = iter(range(1 << 62))
+    versions = itertools.count()
 
     def receive() -> Sequence[Bits]:
         path = _file(folder, next(versions))

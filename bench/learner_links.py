@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +33,6 @@ LEARNERS, SHARDS = 4, 2
 WIDTH, LAYERS = 256, 12
 COMPUTE_S = 0.05
 RATES_MBIT = (20.0, 50.0, 200.0)
-TARGET_IDLE = 0.05
 EVERY = 50
 """Steps after which all weights have had a round."""
 
@@ -58,7 +55,7 @@ WAYS = (
         "DiLoCo, 5 fragments, each merged 8 steps later",
         {"every": EVERY, "fragments": 5, "delay": 8},
         EVERY,
-        target_idle=TARGET_IDLE,
+        target_idle=0.05,
     ),
 )
 
@@ -122,13 +119,13 @@ def idle_shares(learners: Crew, way: Way, rounds: int) -> list[float]:
     return found
 
 
-def measure_all(rounds: int, rates_mbit: Sequence[float]) -> dict[str, dict[float, list[float]]]:
+def measure_all(rounds: int) -> dict[str, dict[float, list[float]]]:
     found: dict[str, dict[float, list[float]]] = {way.title: {} for way in WAYS}
-    with _hosts() as (hosts, learners, token_file):
-        for rate_mbit in rates_mbit:
+    with _hosts() as (hosts, learners):
+        for rate_mbit in RATES_MBIT:
             hosts.set_rate(rate_mbit)
             for way in WAYS:
-                with shards(hosts, SHARDS, token_file, first_host=LEARNERS) as url:  # DiLoCo has one of its own
+                with shards(hosts, SHARDS, first_host=LEARNERS) as url:  # DiLoCo has one of its own
                     learners.call("join", url, way.learning)
                     found[way.title][rate_mbit] = idle_shares(learners, way, rounds)
                     learners.call("leave")
@@ -136,17 +133,14 @@ def measure_all(rounds: int, rates_mbit: Sequence[float]) -> dict[str, dict[floa
 
 
 @contextlib.contextmanager
-def _hosts() -> Iterator[tuple[VirtualHosts, Crew, Path]]:
+def _hosts() -> Iterator[tuple[VirtualHosts, Crew]]:
     with contextlib.ExitStack() as ends:
         hosts = ends.enter_context(
             VirtualHosts(LEARNERS + SHARDS, rate_mbit=RATES_MBIT[0], congestion_control=CONGESTION_CONTROL)
         )
-        token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
-        token_file.write_text(TOKEN)
-        token_file.chmod(0o600)
         learners = ends.enter_context(crew(hosts, LEARNERS, Learner))
         learners.call("ready")
-        yield hosts, learners, token_file
+        yield hosts, learners
 
 
 def learner_links(chosen: argparse.Namespace) -> Report:
@@ -157,8 +151,7 @@ def learner_links(chosen: argparse.Namespace) -> Report:
     )
     if reason := why_not():
         return Report("learner_links", about, [], notes=[f"not run: {reason}"], machine=machine())
-    found = measure_all(1 if chosen.quick else 3, RATES_MBIT)
-    rates = list(found[WAYS[0].title])
+    found = measure_all(1 if chosen.quick else 3)
     rows: list[list[Cell]] = [
         [
             way.title,
@@ -167,12 +160,12 @@ def learner_links(chosen: argparse.Namespace) -> Report:
         ]
         for way in WAYS
     ]
-    headers = ("", *(f"{rate:g} Mbit/s" for rate in rates), "target")
+    headers = ("", *(f"{rate:g} Mbit/s" for rate in RATES_MBIT), "target")
     return Report(
         subject="learner_links",
         about=about,
         tables=[Table("idle share: median (min–max)", headers, rows)],
-        figures=[{"idle": {title: list(one.values()) for title, one in found.items()}, "rates_mbit": rates}],
+        figures=[{"idle": {title: list(one.values()) for title, one in found.items()}, "rates_mbit": RATES_MBIT}],
         machine=machine("torch"),
     )
 

@@ -110,7 +110,7 @@ def learners(chosen: argparse.Namespace) -> Report:
         tables=[
             Table(
                 "share of the steps that could have been taken, median (min–max)",
-                ("case", QUORUM, ALL, DATA_PARALLEL, f"target of the {QUORUM.split(',')[0]}"),
+                ("case", QUORUM, ALL, DATA_PARALLEL, "target of the quorum's"),
                 [
                     [
                         case.title,

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -22,9 +20,8 @@ import psstore
 from bench.command import Subject, run
 from bench.far import Crew, crew
 from bench.harness import Series, alternate
-from bench.machine import machine
+from bench.machine import CONGESTION_CONTROL, machine
 from bench.report import Cell, Report, Table, three_digits
-from bench.scaling import CONGESTION_CONTROL
 from bench.servers import TOKEN, shards
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.client.store import Store
@@ -102,12 +99,9 @@ def measure_all(arguments: argparse.Namespace) -> tuple[dict[str, Series], dict[
                 congestion_control=CONGESTION_CONTROL,
             )
         )
-        token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
-        token_file.write_text(TOKEN)
-        token_file.chmod(0o600)
         workers = ends.enter_context(crew(hosts, WORKERS, lambda rank: Worker(rank, arguments.megabytes << 20)))
         workers.call("ready")
-        url = ends.enter_context(shards(hosts, SHARDS, token_file, first_host=WORKERS))
+        url = ends.enter_context(shards(hosts, SHARDS, first_host=WORKERS))
         workers.call("join", url)
         found = measure(workers, rounds=1 if arguments.quick else 3)
         workers.call("leave")

@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from bench.command import Subject, run
 from bench.far import Crew, crew
 from bench.harness import Series, Took, Turn, alternate
 from bench.link_meter import Carried, Meter, meter
-from bench.machine import machine
+from bench.machine import CONGESTION_CONTROL, machine
 from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling_worker import LINK_BYTES, WORKERS, Worker
 from bench.servers import PEER_PORT, TOKEN, peers, shards
@@ -45,8 +44,6 @@ from bench.virtual_hosts import VirtualHosts, why_not
 FIRST_RATE_MBIT = 80.0
 LEAST_IDLE = 0.5
 """Of the processors, with all that the bench runs, while a round is committed early."""
-
-CONGESTION_CONTROL = "cubic"
 
 BURST_BYTES = 16 << 10
 """What a link carries at once after a pause: a slice."""
@@ -134,19 +131,18 @@ class Idle:
 class Site:
     """Hosts, the workers on them, and shards as they are needed."""
 
-    def __init__(self, hosts: VirtualHosts, workers: Crew, meter: Meter, token_file: Path, *, rate_mbit: float) -> None:
+    def __init__(self, hosts: VirtualHosts, workers: Crew, meter: Meter, *, rate_mbit: float) -> None:
         self.hosts = hosts
         self._meter = meter
         self.rate_mbit = rate_mbit
         self.workers = workers
-        self._token_file = token_file
 
     @contextlib.contextmanager
     def joined(self, num_shards: int, num_bytes: int) -> Iterator[None]:
         """Workers have a model of so many bytes, a store of so many shards, and a peer of plain sockets beside each."""
         with (
             peers(self.hosts, num_shards, first_host=WORKERS),
-            shards(self.hosts, num_shards, self._token_file, first_host=WORKERS) as url,
+            shards(self.hosts, num_shards, first_host=WORKERS) as url,
         ):
             self.workers.call("take_model", num_bytes, num_shards)
             self.workers.call("dial_peers", PEER_PORT)
@@ -201,14 +197,11 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], float]:
             2 * WORKERS, rate_mbit=rate, burst_bytes=BURST_BYTES, congestion_control=CONGESTION_CONTROL
         )
         ends.enter_context(hosts)
-        token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
-        token_file.write_text(TOKEN)
-        token_file.chmod(0o600)
         first_link = ends.enter_context(meter(hosts, WORKERS))
         workers = ends.enter_context(crew(hosts, WORKERS, lambda rank: Worker(rank, hosts)))
         workers.call("ready")
         workers.call("join_ring")
-        site = Site(hosts, workers, first_link, token_file, rate_mbit=rate)
+        site = Site(hosts, workers, first_link, rate_mbit=rate)
         for num_shards in sorted(arguments.shards, reverse=True):  # with the most work for the processors first
             num_bytes = int(num_shards * arguments.megabytes * (1 << 20))
             with site.joined(num_shards, num_bytes):

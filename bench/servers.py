@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,13 +25,16 @@ def shard_addresses(hosts: Hosts, count: int, first_host: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def shards(hosts: Hosts, count: int, token_file: Path, *, first_host: int) -> Iterator[str]:
-    """A store with a shard on each of so many hosts, for as many workers as there are hosts before them. Yields its
-    URL; it may be starting still."""
+def shards(hosts: Hosts, count: int, *, first_host: int) -> Iterator[str]:
+    """A store with a shard on each of so many hosts, for as many workers as there are hosts before them, who have
+    TOKEN. Yields its URL; it may be starting still."""
     at = shard_addresses(hosts, count, first_host)
-    told = ["--shards-at", ",".join(at), "--workers", str(first_host), "--token-file", str(token_file)]
-    command = [sys.executable, "-m", "psstore.cli.server", *told, "--log-level", "error", "--shard-index"]
     with contextlib.ExitStack() as ends:
+        token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
+        token_file.write_text(TOKEN)
+        token_file.chmod(0o600)
+        told = ["--shards-at", ",".join(at), "--workers", str(first_host), "--token-file", str(token_file)]
+        command = [sys.executable, "-m", "psstore.cli.server", *told, "--log-level", "error", "--shard-index"]
         for shard in range(count):
             ends.enter_context(_running(hosts.on(first_host + shard, [*command, str(shard)])))
         yield f"ps://{at[0]}"

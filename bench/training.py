@@ -19,18 +19,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 from bench.command import Subject, run
 from bench.far import Crew, Hosts, ThisHost, crew
 from bench.harness import Series, alternate
-from bench.machine import machine
+from bench.machine import CONGESTION_CONTROL, machine
 from bench.report import Cell, Chart, Report, Table, three_digits
-from bench.scaling import CONGESTION_CONTROL
 from bench.servers import TOKEN, shards
 from bench.training_worker import ALONE, COMPRESSED, DDP, DDP_FUSED, DEFAULT, MODELS, OVERLAPS, WORKERS, Way, Worker
 from bench.virtual_hosts import VirtualHosts, why_not
@@ -110,11 +107,8 @@ def measure(
 def joined(hosts: Hosts, *, num_shards: int, transport: Transport) -> Iterator[Crew]:
     """The workers, and a store that they have joined."""
     with contextlib.ExitStack() as ends:
-        token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
-        token_file.write_text(TOKEN)
-        token_file.chmod(0o600)
         workers = ends.enter_context(crew(hosts, WORKERS, lambda rank: Worker(rank, hosts, transport)))
-        url = ends.enter_context(shards(hosts, num_shards, token_file, first_host=WORKERS))
+        url = ends.enter_context(shards(hosts, num_shards, first_host=WORKERS))
         workers.call("join", url, TOKEN)
         yield workers
         workers.call("leave")

@@ -107,9 +107,8 @@ class Committing:
             self._end_early()
         if not early or committed.late:
             writing.round_ended()
-            counts = not (committed.late or committed.skip or committed.refused)
-            if max_norm is None or not counts:
-                context.coded.conclude(counts=counts)
+            if max_norm is None or not result.counts:
+                context.coded.conclude(counts=result.counts)
         return result
 
     async def finish(self, *, wait_s: float | None) -> None:

@@ -359,8 +359,7 @@ class Client:
         )
         committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
         self._decisions.learn(committed.last, committed.decisions)
-        if committed.members:
-            self._learn_members(committed.members)
+        self._learn_members(committed.members)
         self._unanswered, self._asked_to_attest = False, committed.attest
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)

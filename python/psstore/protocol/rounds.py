@@ -178,8 +178,7 @@ class Rounds:
             return self._late(worker, waiting)
         if self._particular:
             self._check_agreement(worker.rank, commit)
-        hypers = self.hypers.complete(commit.hypers)
-        norm = None if self.norm_guard.ratio is None else self.norm_guard.measured(worker, commit)
+        hypers, norm = self.hypers.complete(commit.hypers), self.norm_guard.measured(worker, commit)
         self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers, norm))
         if not lockstep:
             self._decide()
