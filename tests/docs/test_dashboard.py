@@ -7,8 +7,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from psstore.launch.metric_names import METRICS
 
@@ -45,6 +49,28 @@ def test_prometheus_can_read_what_panels_and_the_page_ask_it(repository: Path, t
     checked = subprocess.run([str(PROMTOOL), "check", "rules", file], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
     assert f"SUCCESS: {len(rules)} rules found" in checked.stdout
+
+
+def test_grafanas_own_types_know_every_key_of_it(repository: Path) -> None:
+    """Those leave out what they do not know, and write the rest as it was read."""
+    plugins.register_default_plugins()
+    dashboard = json.loads((repository / "docs" / "grafana.json").read_text())
+    assert not unknown_to_grafana(dashboard)
+    dashboard["panels"][0]["tittle"] = dashboard["panels"][0].pop("title")
+    assert unknown_to_grafana(dashboard) == {"/panels/0/tittle"}
+
+
+def unknown_to_grafana(dashboard: dict[str, Any]) -> set[str]:
+    written = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    return {path for path, _ in values_at(dashboard).items() - values_at(written).items()}
+
+
+def values_at(tree: object, path: str = "") -> dict[str, str]:
+    """The leaves of a tree of JSON, by their paths."""
+    if not isinstance(tree, dict | list):
+        return {path: json.dumps(tree)}
+    under = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {leaf: value for key, below in under for leaf, value in values_at(below, f"{path}/{key}").items()}
 
 
 def test_its_panels_do_not_lie_on_each_other(repository: Path) -> None:
