@@ -1,0 +1,63 @@
+"""A learner whose steps can be told apart in the store's values, as a process: it notes what it contributes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+import psstore
+from psstore.torch import DiLoCo
+from tests.learners.ledger import UNIT, Notes
+
+EVERY = 2
+"""Steps to a round."""
+
+STEP_S = 0.02
+"""Slept in each step."""
+
+
+class Sums(torch.nn.Module):
+    """An element for each learner, to which each of its steps adds a unit."""
+
+    def __init__(self, num_learners: int) -> None:
+        super().__init__()
+        self.sums = torch.nn.Parameter(torch.zeros(num_learners))
+
+
+def learn(url: str, rank: int, num_learners: int, folder: Path) -> None:
+    """Takes steps until it is killed. Every other learner takes one while its round is under way."""
+    torch.set_num_threads(1)
+    store = psstore.connect(url, rank=rank, transport="tcp")
+    notes = Notes(folder, rank)
+    _note_rounds(store, notes)
+    model = Sums(num_learners)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    outer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = DiLoCo(model, inner, store, every=EVERY, fragments=1, outer=outer, delay=rank % 2)
+    while True:
+        optimizer.zero_grad()
+        torch.autograd.backward(-UNIT * model.sums[rank])
+        time.sleep(STEP_S)
+        optimizer.step()
+
+
+def _note_rounds(store: psstore.Store, notes: Notes) -> None:
+    """Has each commit of a contribution noted before it is sent, and after it is answered."""
+    push_many, commit = store.push_many, store.commit
+    amounts: list[float] = []
+
+    def push_and_keep(items, **options):  # type: ignore[no-untyped-def]
+        pushed = list(items)
+        amounts[:] = [-float(gradient.sum()) for _, gradient in pushed]
+        push_many(pushed, **options)
+
+    def commit_and_note(*arguments, present=None, **options):  # type: ignore[no-untyped-def]
+        amount = sum(amounts) if present else 0.0
+        notes.commits(store.round, amount)
+        result = commit(*arguments, present=present, **options)
+        notes.decided(result.round, result.decision, result.counts)
+        return result
+
+    store.push_many, store.commit = push_and_keep, commit_and_note  # type: ignore[method-assign]
