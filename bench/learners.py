@@ -93,7 +93,7 @@ CASES = (
 
 
 def learners(chosen: argparse.Namespace) -> Report:
-    preload("bench.learners_worker")
+    preload("bench.learners_worker", "torch._dynamo")  # which torch's optimizers import when the first one is made
     turns, duration_s = (1, 20.0) if chosen.quick else (5, 40.0)
     shares: dict[str, dict[str, list[float]]] = {case.title: {QUORUM: [], ALL: [], DATA_PARALLEL: []} for case in CASES}
     for turn in range(turns):
