@@ -1,25 +1,20 @@
 """Has a store's checkpoints written: `python -m psstore.launch.checkpointing`, started by the supervisor.
 
 A process of its own, and a client like others: what storage does to it nobody who trains will notice. stdin brings
-what to do as one line of JSON, and a line that asks for the last checkpoint; its end without one is the supervisor's
-death, and ours: whatever is asked of a store that is gone would wait for it to come back.
+what to do, and a line that asks for the last checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from io import FileIO
-
-import msgspec
 
 from psstore.client.arguments import Options
 from psstore.client.connect import open_store
 from psstore.client.store import Store
 from psstore.errors import PsstoreError
-from psstore.exit_codes import EXIT_FAILED
+from psstore.launch.supervised import take_duty
 from psstore.server import logs
 from psstore.server.processes import LAST_CHECKPOINT, CheckpointDuty
 
@@ -37,22 +32,13 @@ _log = logging.getLogger("psstore.checkpoints")
 
 def main() -> None:
     """Ends when it is asked to, after a last checkpoint if anything was decided since the one before."""
-    orders = FileIO(0, closefd=False)  # no buffer: another thread reads on
-    duty = msgspec.json.decode(orders.readline(), type=CheckpointDuty)
-    logs.configure(who="checkpoints", level=duty.log_level, form=duty.log_format)
     is_over = threading.Event()
-    threading.Thread(target=heed, args=(orders, is_over), name="psstore-orders", daemon=True).start()
+    duty = take_duty(CheckpointDuty, last_word=LAST_CHECKPOINT, on_last_word=is_over.set)
+    logs.configure(who="checkpoints", level=duty.log_level, form=duty.log_format)
     store = connected(duty, is_over)
     if store is not None:
         with store:
             Schedule(store, duty, is_over).run()
-
-
-def heed(orders: FileIO, is_over: threading.Event) -> None:
-    """Ends this process with the supervisor, in the middle of anything."""
-    if orders.readline() != LAST_CHECKPOINT:
-        os._exit(EXIT_FAILED)
-    is_over.set()
 
 
 def connected(duty: CheckpointDuty, is_over: threading.Event) -> Store | None:

@@ -1,21 +1,19 @@
 """Writes a store down as it stands still: `python -m psstore.launch.resharding`, started by the supervisor.
 
-The supervisor then ends the shards and starts as many as were wanted with what is written. stdin brings what to do as
-one line of JSON; stdout tells what came of it. The store stands still until the supervisor has it go on.
+The supervisor then ends the shards and starts as many as were wanted with what is written. stdout tells what came of
+it. The store stands still until the supervisor has it go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-
-import msgspec
 
 from psstore.client.arguments import Options
 from psstore.client.operations import GATHER_S, Operations
 from psstore.client.remote import open_remote
 from psstore.errors import PsstoreError
+from psstore.launch.supervised import take_duty
 from psstore.net.address import parse_addresses
 from psstore.server import logs
 from psstore.server.orders import report
@@ -28,7 +26,7 @@ WRITE_S = 600.0
 
 def main() -> None:
     """Ends when it has told."""
-    duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=ReshardDuty)
+    duty = take_duty(ReshardDuty)
     logs.configure(who="resharding", level=duty.log_level, form=duty.log_format)
     try:
         operations, remote = open_remote(
