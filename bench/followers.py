@@ -31,6 +31,7 @@ import numpy as np
 import psstore
 from bench.command import Subject, run
 from bench.comparison import milliseconds
+from bench.compute_elsewhere import COMPUTE_S, step_name
 from bench.harness import Series, Took, Turn, alternate, cpu_seconds
 from bench.machine import machine
 from bench.processes import FRESH, child, preload, store_server
@@ -48,7 +49,6 @@ BYTES_PER_CHANGE, BYTES_PER_SLICE = 3.3, 64
 SHARDS = 2
 READERS = (1, 16)
 READS_PER_S = 5
-COMPUTE_S = 0.05
 ALONE, FOLLOWERS, PULLERS = "alone", "followers", "clients that pull"
 NUM_RELAYS, NUM_BEHIND = 2, 50
 BEHIND = f"{FOLLOWERS} behind {NUM_RELAYS} relays"
@@ -232,17 +232,13 @@ class Beside:
             each = 1e3 * (one.cpu_s - found[ALONE].cpu_s) / reads if reads else None
             rows.append([what, milliseconds(one), one.median / found[ALONE].median, reads / one.median, each])
         headers = (
-            _step_name(self._compute_s),
+            step_name(self._compute_s),
             "ms: median (min–max)",
             "× alone",
             "versions a second",
             "ms of the shards' processors for one",
         )
         return Table("readers", headers, rows)
-
-
-def _step_name(compute_s: float) -> str:
-    return f"a step with {1e3 * compute_s:g} ms of compute elsewhere" if compute_s else "a step"
 
 
 def readers(rounds: int, block_s: float, compute_s: float) -> tuple[Table, Mapping[str, Series]]:
@@ -303,7 +299,7 @@ def measure(chosen: argparse.Namespace) -> Report:
             table, found = measured(*((5, 0.6) if chosen.quick else (20, 1.0)), compute_s)
             tables.append(table)
             summary += [
-                ["followers", f"{_step_name(compute_s)}, beside {what}", milliseconds(one), ratio, None]
+                ["followers", f"{step_name(compute_s)}, beside {what}", milliseconds(one), ratio, None]
                 for what, one in found.items()
                 if FOLLOWERS in what and (ratio := one.median / found[ALONE].median)
             ]

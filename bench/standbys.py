@@ -3,7 +3,8 @@
     python -m bench.standbys [--quick] [--transport NAME] [--json FILE]
 
 Axes: transport (TCP over loopback, shared memory), size of the one tensor. One shard, one worker, whole steps of SGD
-with momentum, by turns. A standby does what its shard does: without a core of its own, a step takes so much longer.
+with momentum, by turns; as fast as steps can be taken, and with COMPUTE_S of each computed elsewhere, as by a GPU. A
+standby does what its shard does: without a core of its own, a step takes so much longer.
 For the deaths a leader is killed again and again, and the time is that of the step in which it dies. For the filling
 a standby is killed again and again, and steps are counted until another one may lead: its process starts, and gets all
 that the shard has.
@@ -16,6 +17,8 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +26,7 @@ import psutil
 
 import psstore
 from bench.command import Subject, run
+from bench.compute_elsewhere import COMPUTE_S, step_name
 from bench.harness import Series, alternate
 from bench.machine import machine
 from bench.processes import store_server
@@ -54,9 +58,10 @@ class Trainer:
         store.create("w", self._values, rule="sgd")
         self.step()
 
-    def step(self) -> float:
-        """Its seconds."""
+    def step(self, compute_s: float = 0.0) -> float:
+        """Its seconds. `compute_s`: of which this machine's processors have nothing to do."""
         begin = time.perf_counter()
+        time.sleep(compute_s)
         self.store.push("w", self._gradient)
         self.store.commit(HYPER)
         self.store.pull("w", out=self._values)
@@ -96,10 +101,14 @@ def measure(chosen: argparse.Namespace) -> Report:
     figures: list[dict[str, Any]] = []
     for transport in chosen.transport or TRANSPORTS:
         for size, num_elems in SIZES.items():
-            alone, beside, rates, died_s = _measured(transport, num_elems, rounds=9 if chosen.quick else 40)
-            ratio = beside.median / alone.median
-            steps.append([transport, size, _times(alone), _times(beside), ratio])
-            summary.append(["standbys", f"step of {size}, {transport}, × without", f"{_ms(beside)} ms", ratio, None])
+            taken, rates, died_s = _measured(transport, num_elems, rounds=9 if chosen.quick else 40)
+            for compute_s, (alone, beside) in taken.items():
+                ratio = beside.median / alone.median
+                what = step_name(compute_s)
+                steps.append([transport, size, what, _times(alone), _times(beside), ratio])
+                summary.append(
+                    ["standbys", f"{what}, {size}, {transport}, × without", f"{_ms(beside)} ms", ratio, None]
+                )
             rate = float(np.median(rates))
             fillings.append([transport, size, spread(rate, min(rates), max(rates))])
             summary.append(
@@ -108,9 +117,15 @@ def measure(chosen: argparse.Namespace) -> Report:
             median_s = float(np.median(died_s))
             deaths.append([transport, size, spread(1e3 * median_s, 1e3 * min(died_s), 1e3 * max(died_s))])
             figures.append(
-                {"transport": transport, "size": size, "times_s": beside.times_s, "died_s": died_s, "rates": rates}
+                {
+                    "transport": transport,
+                    "size": size,
+                    "times_s": {compute_s: beside.times_s for compute_s, (_, beside) in taken.items()},
+                    "died_s": died_s,
+                    "rates": rates,
+                }
             )
-    headers = ("transport", "size", "without, ms: median (min–max)", "with a standby", "× without")
+    headers = ("transport", "size", "what", "without, ms: median (min–max)", "with a standby", "× without")
     return Report(
         subject="standbys",
         about=(
@@ -127,7 +142,11 @@ def measure(chosen: argparse.Namespace) -> Report:
     )
 
 
-def _measured(transport: str, num_elems: int, *, rounds: int) -> tuple[Series, Series, list[float], list[float]]:
+Pairs = Mapping[float, tuple[Series, Series]]
+"""Steps without a standby and with one, by the seconds of each that are computed elsewhere."""
+
+
+def _measured(transport: str, num_elems: int, *, rounds: int) -> tuple[Pairs, list[float], list[float]]:
     with contextlib.ExitStack() as ends:
 
         def trainer(*options: str) -> Trainer:
@@ -137,10 +156,13 @@ def _measured(transport: str, num_elems: int, *, rounds: int) -> tuple[Series, S
 
         alone, beside = trainer(), trainer("--standbys", "1")
         beside.await_standby()
-        turns = {"alone": alone.step, "beside": beside.step}
-        found = alternate(turns, warm_up=2, rounds=rounds, progress=f"standbys, {transport}")
+        taken: dict[float, tuple[Series, Series]] = {}
+        for compute_s in (0.0, COMPUTE_S):
+            turns = {"alone": partial(alone.step, compute_s), "beside": partial(beside.step, compute_s)}
+            found = alternate(turns, warm_up=2, rounds=rounds, progress=f"standbys, {transport}")
+            taken[compute_s] = found["alone"], found["beside"]
         rates = [beside.fill() for _ in range(TIMES)]
-        return found["alone"], found["beside"], rates, [beside.outlive() for _ in range(TIMES)]
+        return taken, rates, [beside.outlive() for _ in range(TIMES)]
 
 
 def _times(series: Series) -> Cell:
