@@ -20,16 +20,34 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.support.forked_program import MODULES, ROOM, Popen, Start, become, num_threads
+from tests.support.forked_program import ROOM, Popen, Start, fork, lasting, num_threads
 
 MOST_BYTES, MOST_FILES = 1 << 17, 32
 """Of a request."""
 
-IMPORTED = (*MODULES, "asyncio.subprocess", "ssl", "uvloop", "psstore.server.peer_monitor")
-"""The programs, and what they import as they run."""
-
+STORES = (
+    *(
+        "psstore.cli.server",
+        "psstore.server.peer_monitor",
+        "psstore.server.shard",
+        "asyncio.subprocess",
+        "ssl",
+        "uvloop",
+    ),
+    *("psstore.launch.checkpointing", "psstore.launch.metrics_server", "psstore.launch.resharding"),
+)
+TRAININGS = (
+    *("torch", "torch._dynamo", "psstore.torch", "psstore.cli.main", "psstore.cli.run", "psstore.cli.demo.worker"),
+    *STORES,
+)
+IMPORTED = {"stores": STORES, "trainings": TRAININGS}
+"""What the programs of each kind import, also as they run, as torch its compiler where an optimizer is made."""
 
 NUMBER = struct.Struct("=i")
 """What the server says of a process: its id, then its exit status as `Popen` has it."""
@@ -38,19 +56,22 @@ NUMBER = struct.Struct("=i")
 class ServedPopen(subprocess.Popen[Any]):
     """A process that the fork server forks where it can become what is to be run; a child of this one elsewhere."""
 
+    kind = "stores"
+    """Which server's, as IMPORTED names them."""
+
     _news: Any = None
     """What the server says of the process."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        start = Start.of(args, rest)
-        if start is None or _is_elsewhere():
+        server = None if _is_elsewhere() else _server(self.kind)
+        start = None if server is None else Start.of(args, rest, server.environ)
+        if server is None or start is None:
             return super()._execute_child(args, *rest)  # type: ignore[misc,no-any-return]
         read_fd, write_fd = os.pipe()
         self._news = os.fdopen(read_fd, "rb", buffering=0)
-        env = dict(os.environ) if start.env is None else start.env
-        start = Start(start.program, start.cwd or os.getcwd(), env, start.kept, start.pipes, start.is_session)
+        weakref.finalize(self, self._news.close)  # no sooner: several threads may wait
         files = [place if file == -1 else file for place, file in enumerate(start.files)]
-        socket.send_fds(_server(), [pickle.dumps(start)], [write_fd, *files, *start.kept])
+        socket.send_fds(server.control, [pickle.dumps(start)], [write_fd, *files, *start.kept])
         os.close(write_fd)
         self.pid = self._told()
         self._child_created = True
@@ -63,11 +84,15 @@ class ServedPopen(subprocess.Popen[Any]):
         return int(*NUMBER.unpack(number))
 
     def _ended(self, timeout_s: float | None) -> bool:
-        with self._waitpid_lock:  # type: ignore[attr-defined]
-            if self.returncode is None and select.select([self._news], [], [], timeout_s)[0]:
-                self.returncode = self._told()
-                self._news.close()
-        return self.returncode is not None
+        if self.returncode is None:
+            told = select.poll()
+            told.register(self._news, select.POLLIN)
+            if not told.poll(None if timeout_s is None else 1000.0 * max(0.0, timeout_s)):
+                return False
+            with self._waitpid_lock:  # type: ignore[attr-defined]
+                if self.returncode is None:  # no other thread has read it
+                    self.returncode = self._told()
+        return True
 
     def _internal_poll(self, *known: Any, **more: Any) -> int | None:
         if self._news is None:
@@ -84,25 +109,53 @@ class ServedPopen(subprocess.Popen[Any]):
         return self.returncode
 
 
+class TrainingPopen(ServedPopen):
+    """A program that imports torch, or starts others that do."""
+
+    kind = "trainings"
+
+
+def run(command: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A training's command until it has ended, with all that it printed."""
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with TrainingPopen(command, cwd=cwd, stdin=nothing, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
 def _is_elsewhere() -> bool:
     """Whether this thread has a network of its own, which a child of it is to share."""
     return os.readlink("/proc/thread-self/ns/net") != os.readlink("/proc/self/ns/net")
 
 
+@dataclass(frozen=True)
+class Server:
+    """The fork server of a kind that this process has."""
+
+    control: socket.socket
+    environ: dict[str, str]
+    """Lasting variables."""
+
+
 _asked_first = threading.Lock()
 
 
-def _server() -> socket.socket:
-    """Where this process' fork server is asked, which is started at first."""
+def _server(kind: str) -> Server:
+    """The server is started as it is first asked for."""
     with _asked_first:  # by several threads, maybe
-        return _start_server()
+        return _start_server(kind)
 
 
 @functools.cache
-def _start_server() -> socket.socket:
+def _start_server(kind: str) -> Server:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), ROOM]
-    process = Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "tests.support.fork_server", kind, str(theirs.fileno()), ROOM]
+    environ = {**os.environ, "PSSTORE_TEST_ROOM": ROOM}
+    process = Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
     theirs.close()
 
     def end() -> None:
@@ -110,7 +163,7 @@ def _start_server() -> socket.socket:
         process.wait()
 
     atexit.register(end)
-    return ours
+    return Server(ours, lasting(os.environ))
 
 
 class Forks:
@@ -122,8 +175,7 @@ class Forks:
     def add(self, start: Start, files: list[int]) -> None:
         news, *streams = files
         places = dict(zip((0, 1, 2, *start.kept), streams, strict=True))
-        if not (pid := os.fork()):
-            become(start, places)
+        pid = fork(start, places)
         for file in streams:
             os.close(file)
         self._news[pid] = news
@@ -140,15 +192,15 @@ class Forks:
             os.close(news)
 
 
-def serve(control: socket.socket) -> NoReturn:
+def serve(control: socket.socket, imported: Sequence[str]) -> NoReturn:
     """Until nobody is left who might ask."""
-    for name in IMPORTED:
+    for name in imported:
         importlib.import_module(name)
-    for name in MODULES:  # which will be run as __main__
-        del sys.modules[name]
     sys.path.pop(0)  # where this one was found, of all places
-    assert num_threads() == threading.active_count() == 1, "a library that was imported has started threads"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert num_threads() == threading.active_count() == 1, "an import has started threads: OMP_NUM_THREADS=1?"
+    signal.signal(
+        signal.SIGINT, lambda *_: None
+    )  # which is for who runs the tests; ignored, it would be so in each fork
     children, woken = socket.socketpair()
     for end in (children, woken):
         end.setblocking(False)
@@ -168,4 +220,4 @@ def serve(control: socket.socket) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[2])), IMPORTED[sys.argv[1]])

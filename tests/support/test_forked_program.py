@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -83,6 +86,11 @@ def test_a_forked_process_is_shown_by_its_command_line(forked: StoreProcess, sta
         assert words(ours) == words(theirs)
 
 
+def test_a_forked_process_is_shown_with_its_variables(forked: StoreProcess, started: StoreProcess) -> None:
+    for ours, theirs in zip(processes(forked), processes(started), strict=True):
+        assert psutil.Process(ours).environ() | OF_NO_RUN == psutil.Process(theirs).environ()
+
+
 def test_a_forked_process_has_as_many_threads_and_its_place_among_sessions(
     forked: StoreProcess, started: StoreProcess
 ) -> None:
@@ -104,22 +112,68 @@ def test_a_signal_that_ends_a_forked_process_is_told(forked: StoreProcess) -> No
         shard.wait()
 
 
+FACTS = """
+import atexit, json, os, random, signal, sys
+import numpy
+atexit.register(print, "at its end")
+facts = {
+    "main": [__name__, __file__, sys.modules["__main__"].__dict__ is globals()],
+    "arguments": [sys.argv, sys.orig_argv],
+    "path": sys.path,
+    "environ": dict(os.environ),
+    "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "read": sys.stdin.read(),
+    "streams": [[one.encoding, one.errors, one.line_buffering] for one in (sys.stdin, sys.stdout, sys.stderr)],
+    "tests": [name for name in sys.modules if name.partition(".")[0] == "tests"],
+    "at": os.getcwd(),
+}
+print(json.dumps([facts, os.getppid(), [random.random(), numpy.random.random()]]))
+sys.exit("ended")
+"""
+
+
+def test_a_script_that_was_forked_finds_what_one_that_was_started_does(tmp_path: Path) -> None:
+    (tmp_path / "facts.py").write_text(FACTS)
+    command = [sys.executable, "-u", "facts.py", "an argument"]
+
+    def found(popen: type[subprocess.Popen[str]]) -> list[Any]:
+        environ = dict(os.environ)  # without what readline has put beside, which pytest imports
+        with popen(command, cwd=tmp_path, env=environ, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+            stdout, stderr = process.communicate("a line", timeout=60.0)
+        lines = stdout.splitlines()
+        return [*json.loads(lines[0]), lines[1:], stderr, process.returncode]
+
+    started, forked, again = found(subprocess.Popen), found(ServedPopen), found(ServedPopen)
+    assert started[0] == forked[0]
+    assert started[3:] == forked[3:] == [["at its end"], "ended\n", 1]
+    assert os.getpid() == started[1] != forked[1] == again[1]
+    assert all(one != other for one, other in zip(forked[2], again[2], strict=True)), "each draws numbers of its own"
+
+
 def test_what_is_none_of_ours_is_started() -> None:
     with ServedPopen([sys.executable, "-c", "import os; print(os.getppid())"], stdout=-1, text=True) as process:
         assert process.communicate()[0].strip() == str(os.getpid())
     assert process.returncode == 0
 
 
+def test_what_has_other_variables_of_the_interpreter_is_started() -> None:
+    program = "import os, sys; print(os.getppid(), sys.flags.hash_randomization)"
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    with ServedPopen([sys.executable, "-c", program], env=environ, stdout=-1, text=True) as process:
+        assert process.communicate()[0].split() == [str(os.getpid()), "0"]
+
+
 @pytest.mark.parametrize(
-    ("command", "environ"),
+    "command",
     [
-        (["python", "-m", "psstore.cli.server"], {}),
-        ([sys.executable, "-W", "error", "-m", "psstore.cli.server"], {}),
-        ([sys.executable, "-m", "http.server"], {}),
-        ([sys.executable, "-m", "psstore.cli.server", "--uds", "x" * 9000], {}),
-        ([sys.executable, "-m", "psstore.cli.server"], {"PYTHONHASHSEED": "1"}),
+        ["python", "-m", "psstore.cli.server"],
+        [sys.executable, "-W", "error", "-m", "psstore.cli.server"],
+        [sys.executable, "-m", "psstore.cli.server", "--uds", "x" * 17000],
+        [sys.executable, "-c", "print()"],
+        [sys.executable, "-m"],
+        [sys.executable],
     ],
-    ids=["another interpreter", "its flags", "another module", "a command line that is too long", "a variable"],
+    ids=["another interpreter", "its flags", "too long a command line", "a program's text", "no module", "nothing"],
 )
-def test_no_fork_becomes(command: list[str], environ: dict[str, str]) -> None:
-    assert program_of(command, {**os.environ, **environ}) is None
+def test_no_fork_becomes(command: list[str]) -> None:
+    assert program_of(command) is None
