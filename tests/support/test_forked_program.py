@@ -104,12 +104,10 @@ def test_a_forked_process_ends_with_its_status_and_says_why() -> None:
     assert failed_start("--shards", "0") == failed_start("--shards", "0", environ=OF_NO_RUN)
 
 
-def test_a_signal_that_ends_a_forked_process_is_told(forked: StoreProcess) -> None:
+def test_a_signal_that_ends_a_forked_process_is_told() -> None:
     with StoreProcess() as store:
-        (shard,) = store.shards()
         store.process.kill()
         assert store.wait() == -signal.SIGKILL
-        shard.wait()
 
 
 FACTS = """
