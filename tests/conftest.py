@@ -142,7 +142,10 @@ def _started_by_tests() -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _belongs(process, session)]
 
 
-MAY_STAY = ("multiprocessing.resource_tracker", "torch._inductor.compile_worker", "torch/_inductor/compile_worker")
+MAY_STAY = (
+    *("multiprocessing.resource_tracker", "tests.support.fork_server"),
+    *("torch._inductor.compile_worker", "torch/_inductor/compile_worker"),
+)
 """In the command lines of processes that live as long as the one that runs the tests."""
 
 

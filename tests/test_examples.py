@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import run
 from tests.support.server_process import StoreProcess
 
 RUN_S = 100.0
@@ -47,7 +48,9 @@ def run_on_store(script: Path, *arguments: str) -> str:
         str(script),
         *arguments,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True).stdout
+    ran = run(command, timeout_s=RUN_S)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
 
 
 def test_the_lines_that_change_are_few_and_are_those_in_the_readme(examples: Path) -> None:
@@ -61,8 +64,7 @@ def test_the_lines_that_change_are_few_and_are_those_in_the_readme(examples: Pat
 
 def test_the_local_example_learns(examples: Path) -> None:
     command = [sys.executable, str(examples / "mnist_local.py"), "--epochs", "5"]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True).stdout
-    assert accuracies(output)[-1] > 93
+    assert accuracies(run(command, timeout_s=RUN_S).stdout)[-1] > 93
 
 
 def test_the_distributed_example_learns_and_its_workers_agree(examples: Path) -> None:

@@ -4,12 +4,13 @@ from the other's checkpoint."""
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support import fork_server
 
 RUN_S = 110.0
 
@@ -52,9 +53,7 @@ def apply(patch: str, *, to: str) -> str:
 
 
 def run(folder: Path, *command: str | Path, launcher: Sequence[str] = ()) -> str:
-    done = subprocess.run(
-        [sys.executable, *launcher, *map(str, command)], cwd=folder, capture_output=True, text=True, timeout=RUN_S
-    )
+    done = fork_server.run([sys.executable, *launcher, *map(str, command)], cwd=folder, timeout_s=RUN_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -26,6 +26,7 @@ from psstore.errors import BadArgument
 from psstore.exit_codes import EXIT_MISSING
 from psstore.launch.job import Job
 from psstore.launch.output import Line
+from tests.support.fork_server import TrainingPopen, run
 
 DEMO_S = 600.0
 """How long one demo may take on a machine that does much else: its processes' waits for each other end before."""
@@ -34,12 +35,7 @@ pytestmark = pytest.mark.timeout(2 * DEMO_S)
 
 
 def demo(*arguments: str) -> dict[str, Any]:
-    result = subprocess.run(
-        [sys.executable, "-m", "psstore.cli.main", "demo", "--json", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEMO_S,
-    )
+    result = run([sys.executable, "-m", "psstore.cli.main", "demo", "--json", *arguments], timeout_s=DEMO_S)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return found
@@ -96,7 +92,7 @@ def test_an_all_reduce_of_two_workers_equals_one_process_too() -> None:
 
 def test_an_all_reduce_ends_when_a_worker_dies() -> None:
     """The other one is in the middle of a collective; conftest.py looks whether it is left behind."""
-    with subprocess.Popen(
+    with TrainingPopen(
         [sys.executable, "-m", "psstore.cli.main", "demo", "--strategy", "allreduce", "--epochs", "1000", "--json"],
         stderr=subprocess.PIPE,
         text=True,

@@ -24,6 +24,7 @@ from psstore.cli.demo.worker import Batches, cosine, plain_optimizer, seeded_mod
 from psstore.cli.main import app
 from psstore.types import Consistency
 from tests.cli.test_demo import DEMO_S, demo, train_nothing
+from tests.support.fork_server import TrainingPopen
 
 pytestmark = pytest.mark.timeout(2 * DEMO_S)
 
@@ -62,7 +63,7 @@ def test_what_was_killed_ends_with_the_bytes_of_what_was_not(shards: int, worker
 def test_an_interrupt_leaves_nothing_behind(when: str, temporary: Path) -> None:
     """Processes neither, for which conftest.py looks."""
     arguments = ["demo", "--crash", "--json", "--epochs", "8"]
-    with subprocess.Popen(
+    with TrainingPopen(
         [sys.executable, "-m", "psstore.cli.main", *arguments], stderr=subprocess.PIPE, text=True
     ) as command:
         assert command.stderr is not None

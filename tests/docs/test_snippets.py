@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.support.fork_server import run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -106,5 +107,5 @@ def test_the_python_of_a_page_runs(page: str, number: int, tmp_path: Path) -> No
     script = tmp_path / (Path(page).stem + ".py")
     script.write_text(program.source())
     command = [sys.executable, "-m", "psstore.cli.main", "run", *FLAGS, *program.flags, str(script)]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_S)
-    assert run.returncode == 0, run.stdout + run.stderr
+    ran = run(command, cwd=tmp_path, timeout_s=RUN_S)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

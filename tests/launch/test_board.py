@@ -79,10 +79,10 @@ def test_who_looks_sees_what_the_store_does(scheme: Scheme, width: int, backgrou
         open_page(f"{process.ready['metrics']}/", scheme=scheme, width=width) as page,
     ):
         assert page.await_true(f"{text}.includes('1 is waited for')"), page.evaluate(text)
+        assert page.await_true(f"/Steps a second\\s+[1-9]/.test({text})"), page.evaluate(text)  # from two looks
         shown = page.evaluate(text)
         assert "2 workers train" in shown
         assert "rank 1 is waited for: it computes, or loads data" in shown
-        assert re.search(r"Steps a second\s+[1-9]", shown), shown
         assert '<b>"items"' in shown, "names are shown as they are"
         assert page.await_true(f"/2 to 3\\s+[1-9]/.test({text})"), "how far ahead commits were"
         assert page.evaluate("document.querySelectorAll('path.in').length") == 3

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.fork_server import ServedPopen
+
 START_S = 60.0
 END_S = 30.0
 """How long a start and an end may take on a machine that does much else."""
@@ -37,7 +39,7 @@ class StoreProcess:
         self._ready_pipe = os.fdopen(read_fd, "rb")
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as this object; `end` closes it)
         ports = () if port is None else ("--port", str(port))
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[str] = ServedPopen(
             [sys.executable, "-m", "psstore.cli.server", *ports, *flags, "--ready-fd", str(write_fd)],
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -5,7 +5,6 @@ Prints how far apart the two are, for each mesh that training goes on upon.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -82,9 +81,10 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
-def main(kind: str, clip: str) -> None:
+def main(rendezvous: str, left: str, kind: str, clip: str) -> None:
+    """`left`: a file for what a run with other ranks has come to, on a store that was restored."""
     store = psstore.connect()
-    at = f"file://{os.environ['RENDEZVOUS']}"
+    at = f"file://{rendezvous}"
     dist.init_process_group("gloo", init_method=at, rank=store.rank or 0, world_size=store.num_workers)
     num_ranks, rank = dist.get_world_size(), dist.get_rank()
     line = init_device_mesh("cpu", (num_ranks,))
@@ -95,7 +95,7 @@ def main(kind: str, clip: str) -> None:
         "tensor parallel": (partial(tensor_parallel, mesh=line), False),
     }
     make = OPTIMIZERS[kind]
-    before = Path(os.environ["BEFORE"])  # what a run with other ranks has come to, on a store that was restored
+    before = Path(left)
     expected, state = torch.load(before) if before.exists() else (None, None)
     for seed, (name, (shard, own)) in enumerate(meshes.items()):
         beside = model_of(shard, expected)

@@ -23,6 +23,7 @@ from psstore.torch.exchange import Exchange
 from psstore.torch.fragments import Fragment, cut
 from psstore.torch.learner_processes import LearnerProcesses
 from psstore.torch.parameters import Trained
+from tests.support.fork_server import TrainingPopen
 from tests.support.server_process import StoreProcess
 from tests.torch.learners import Reference
 from tests.torch.support import (
@@ -305,7 +306,7 @@ def test_nobody_waits_for_a_learner_that_is_killed_and_another_one_takes_its_pla
     def start(url: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-u", "-m", "tests.torch.learner_worker", str(stop)]
         environ = {**os.environ, "PSSTORE_URL": url}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=repository, env=environ)
+        return TrainingPopen(command, stdout=subprocess.PIPE, text=True, cwd=repository, env=environ)
 
     def line_of(learner: subprocess.Popen[str]) -> str:
         assert learner.stdout is not None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +17,7 @@ import psstore
 from psstore.errors import ShapeMismatch, UnknownTensor, UsageError
 from psstore.torch import DistributedOptimizer, TensorPart, load, publish
 from tests.support.cluster import at_once
+from tests.support.fork_server import run
 
 RUN_S = 110.0
 
@@ -28,11 +27,9 @@ LARGEST = 1e-6
 def differences(ranks: int, tmp_path: Path, *arguments: str, flags: tuple[str, ...] = ()) -> dict[str, list[float]]:
     """What each rank of parts_worker.py prints, by mesh."""
     command = [sys.executable, "-m", "psstore.cli.main", "run", "--shards", "2", "--workers", str(ranks), *flags]
-    environ = {**os.environ, "RENDEZVOUS": str(tmp_path / f"rendezvous of {ranks}"), "BEFORE": str(tmp_path / "before")}
-    ran = subprocess.run(
-        [*command, "-m", "tests.torch.parts_worker", *arguments],
-        env=environ, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=RUN_S,
-    )  # fmt: skip
+    places = [str(tmp_path / f"rendezvous of {ranks}"), str(tmp_path / "before")]
+    command += ["-m", "tests.torch.parts_worker", *places, *arguments]
+    ran = run(command, cwd=Path(__file__).parents[2], timeout_s=RUN_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found: dict[str, list[float]] = {}
     for mesh, far in re.findall(r"\] ([a-z ]+): ([\d.e+-]+)$", ran.stdout, re.MULTILINE):
