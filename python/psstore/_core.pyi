@@ -1082,11 +1082,14 @@ def reduce_update(
     first: Mapping[str, bool] = ...,
     scale: float = 1.0,
     sorts: tuple[int, int] | None = None,
+    base: _HasBuffer | None = None,
+    compensation: float = 0.0,
     instruction_set: str | None = None,
 ) -> None:
     """The fused pass over one slice, in place. `contributions`: (data, dtype number, weight). `scale`: multiplies
     the reduced gradient, with a rounding of its own. `sorts`: each element is sorted over the contributions and so
-    many zeros, and without so many at either end summed."""
+    many zeros, and without so many at either end summed. `base`: the value that the gradient was taken at, from where
+    it is compensated so far."""
 
 def reduced_squares(
     *,
