@@ -795,7 +795,7 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options, std::vector
   if (held) return ErrorCode::NOT_APPLIED;
   if (!part.buffer) return ErrorCode::NO_STATE;
   if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
-  if (entry.part == 0 && options.worker) {
+  if (entry.part == 0 && options.worker && slot->has_bases()) {
     const ErrorCode noted = note_base(*options.worker, *slot, reply);
     if (noted != ErrorCode::OK) return noted;
   }

@@ -24,7 +24,7 @@ class CompensatedGradient {
     const int64_t offset = begin * static_cast<int64_t>(sizeof(T));
     const std::byte* const base = base_ + offset;
     const std::byte* const value = value_ + offset;
-    const std::byte* const streams[] = {base, value};
+    const std::byte* const streams[] = {gradient, base, value};
     auto* const to = reinterpret_cast<std::byte*>(compensated_);
     for_each_streamed<T>(count, streams, [=, rule = rule_](int64_t i) {
       store<T>(to, i, rule(load<T>(gradient, i), load<T>(value, i), load<T>(base, i)));

@@ -95,7 +95,7 @@ def reduction_of(plan: Plan) -> str:
 
 def compensation_of(plan: Plan) -> float:
     """Of the first tensor, where workers take steps while others compute."""
-    return 0.0 if plan.consistency.lockstep else 0.25
+    return 0.25 if plan.compensates and not plan.consistency.lockstep else 0.0
 
 
 def noise(name: str, *numbers: int, size: int) -> Array:
