@@ -133,10 +133,17 @@ def test_reduction_over_more_workers_than_can_be_sorted_is_refused() -> None:
         peer.create(sgd("w", reduction="median"))
 
 
-def test_catalogue_that_these_workers_can_not_train_is_not_restored() -> None:
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (sgd("w", reduction="trimmed_mean", trim=1), "trim 1 drops 2 of 2"),
+        (sgd("w", compensation=0.5), "in mode 'sync' there are none"),
+    ],
+)
+def test_catalogue_that_these_workers_can_not_train_is_not_restored(spec: TensorSpec, words: str) -> None:
     registry = SchemaRegistry(num_shards=1, signer=Signer(bytes(32)), consistency=Consistency(num_workers=2, quorum=2))
-    tensor = Tensor(id=1, spec=sgd("w", reduction="trimmed_mean", trim=1), slice_elems=4, shards=(0,))
-    with pytest.raises(errors.BadArgument, match="trim 1 drops 2 of 2"):
+    tensor = Tensor(id=1, spec=spec, slice_elems=4, shards=(0,))
+    with pytest.raises(errors.BadArgument, match=words):
         registry.restore([tensor], next_id=2, without_value=[])
 
 
