@@ -73,9 +73,10 @@ BufferRef Slot::own_or_new(const BufferRef& buffer, Backend& backend) {
 }
 
 BufferRef Slot::destination(Backend& backend) {
-  const bool is_read = value_ && !value_.unique();
-  if (last_ && last_.unique() && is_read) return last_;
-  if (bases_ && is_read) return bases_->next(spec_.num_bytes(), reserved_bytes_, backend);
+  if (last_ && last_.unique() && value_ && !value_.unique()) return last_;
+  if (bases_ && value_ && !value_.unique()) {
+    return bases_->next(spec_.num_bytes(), reserved_bytes_, backend);
+  }
   return own_or_new(value_, backend);
 }
 
@@ -176,7 +177,7 @@ void Slot::make_room_for_base(const Life& life, Backend& backend) {
 }
 
 BufferRef Slot::base_of(const Decision& decision) const {
-  if (!bases_ || decision.members().size() != 1) return {};
+  if (decision.members().size() != 1) return {};
   BufferRef base = bases_->of(decision.members().front().origin.life());
   if (!bases_->all().empty() && !holds(BreakableRule::kBASES_ARE_THEIR_OWN)) {
     base = bases_->all().front().value;
@@ -427,7 +428,7 @@ Change Slot::step(const PendingDecision& pending, Backend& backend) {
   update.hyper = &hyper;
   update.step = num_steps_ + 1;
   update.scale = pending.scale();
-  const BufferRef base = base_of(decision);
+  const BufferRef base = bases_ ? base_of(decision) : BufferRef();
   if (base) {
     update.base = base->data();
     // Of what is to grow, the Hessian is that of what is to shrink with the other sign.

@@ -310,6 +310,7 @@ class Slot {
   SliceUpdate reduction(const Decision& decision, std::span<const Contribution> gradients) const;
   void sort_members(const Decision& decision, SliceUpdate& update) const;
   // What the one member of the decision was sent, from where its gradient is compensated; empty: it is taken as it is.
+  // REQUIRES: has_bases().
   BufferRef base_of(const Decision& decision) const;
   void make_room_for_base(const Life& life, Backend& backend);
   // The state buffers as the step may write to them, its own and new ones.
