@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from bench.command import Subject, run
 from bench.machine import machine
 from bench.report import Report, Table
+from psstore.cli.demo.data import Digits, scikit_learn_digits
 from psstore.client.local import LocalStore
 from psstore.torch import DistributedOptimizer
 
@@ -33,9 +33,6 @@ WORKERS = 16
 BATCH = 32
 GRADIENTS = 1600
 JITTER = 0.2
-TRAINED = 1400
-"""Samples; the loss is of the others."""
-
 RATES = (0.05, 0.1, 0.15, 0.2, 0.4)
 STRENGTHS = (0.0, 1.0, 3.0, 10.0)
 
@@ -56,15 +53,8 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-class Digits:
-    def __init__(self) -> None:
-        found = load_digits()
-        order = np.random.default_rng(0).permutation(len(found.target))
-        self.inputs = torch.from_numpy(found.data[order].astype(np.float32) / 16)
-        self.targets = torch.from_numpy(found.target[order])
-
-    def loss(self, model: nn.Module, chosen: torch.Tensor | slice) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(self.inputs[chosen]), self.targets[chosen])
+def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(images), labels)
 
 
 class Worker:
@@ -72,7 +62,7 @@ class Worker:
 
     def __init__(self, digits: Digits, local: LocalStore, way: Way, *, rank: int, rate: float, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 10))
+        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 10))
         self.digits = digits
         self.store = local.connect(rank=rank)
         self._random = torch.Generator().manual_seed(1000 * seed + rank)
@@ -84,8 +74,9 @@ class Worker:
 
     def step(self) -> None:
         self._optimizer.zero_grad()
-        chosen = torch.randint(TRAINED, (BATCH,), generator=self._random)
-        self.digits.loss(self.model, chosen).backward()
+        images, labels = self.digits.train_images, self.digits.train_labels
+        chosen = torch.randint(len(labels), (BATCH,), generator=self._random)
+        torch.autograd.backward(loss_of(self.model, images[chosen], labels[chosen]))
         self._optimizer.step()
 
     def steps(self, count: int) -> None:
@@ -122,12 +113,14 @@ def final_loss(digits: Digits, way: Way, *, rate: float, seed: int, gradients: i
             for rank in turns(way.workers, gradients, seed):
                 made[rank].step()
         with torch.no_grad():
-            return float(digits.loss(made[rank if way.mode == "async" else 0].model, slice(TRAINED, None)))
+            last = made[rank if way.mode == "async" else 0].model
+            return float(loss_of(last, digits.test_images, digits.test_labels))
 
 
 def staleness(chosen: argparse.Namespace) -> Report:
     torch.set_num_threads(1)
-    digits, seeds, gradients = Digits(), range(1 if chosen.quick else 3), 160 if chosen.quick else GRADIENTS
+    digits = scikit_learn_digits()
+    seeds, gradients = (range(1), 160) if chosen.quick else (range(3), GRADIENTS)
     losses = {
         f"{rate:g}": {
             name: [final_loss(digits, way, rate=rate, seed=seed, gradients=gradients) for seed in seeds]

@@ -58,6 +58,7 @@ from bench.team import WorkerFailed, team
 from bench.work import Work
 
 from psstore import _core
+from psstore.cli.demo.data import scikit_learn_digits
 
 TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
 
@@ -518,7 +519,7 @@ def test_a_grace_that_is_to_pay_is_as_good_as_the_best_fixed_one_whatever_the_le
 
 
 def test_a_training_by_stale_gradients_is_the_same_for_the_same_seed() -> None:
-    digits, way = staleness.Digits(), staleness.Way("async", 3, strength=1.0)
+    digits, way = scikit_learn_digits(), staleness.Way("async", 3, strength=1.0)
     first, again, other = (staleness.final_loss(digits, way, rate=0.1, seed=seed, gradients=60) for seed in (0, 0, 1))
     assert first == again != other
     assert first < 2.0, "it has learnt something"
