@@ -64,7 +64,7 @@ SMALL_HEADERS = (
     "CPU s per GB",
 )
 
-COMPENSATED_HEADERS = ("rule", "inputs", "as it is, ms", "compensated, ms", "× as it is")
+COMPENSATED_HEADERS = ("rule", "inputs", "as it is, ms", "compensated, ms", "× as it is, of the least")
 
 SORTED_HEADERS = ("rule", "W", "inputs", "mean, ms", "median, ms", "× mean", "trimmed by 1, ms", "× mean")
 
@@ -263,7 +263,7 @@ def compensated_row(task: Task, found: dict[str, Series]) -> list[Cell]:
         task.inputs,
         milliseconds(plain),
         milliseconds(compensated),
-        compensated.median / plain.median,
+        compensated.min / plain.min,  # what others do on the machine is in every median
     ]
 
 
