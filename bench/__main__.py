@@ -38,6 +38,7 @@ SUBJECTS = (
     "learners",
     "learner_links",
     "graces",
+    "staleness",
     "rows",
 )
 

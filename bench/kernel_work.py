@@ -69,8 +69,11 @@ class Task:
         return {name: self.arrays(0) for name in state_names(self.case)}
 
 
-def core_work(task: Task, values: Sequence[Floats], *, dropped: int | None = None) -> Work:
-    """`dropped`: the workers are sorted by element, and so many left out at either end; None: all are summed."""
+def core_work(
+    task: Task, values: Sequence[Floats], *, dropped: int | None = None, bases: Sequence[Floats] | None = None
+) -> Work:
+    """`dropped`: the workers are sorted by element, and so many left out at either end; None: all are summed.
+    `bases`: the values from where gradients are compensated."""
     gradients = task.gradients
     states = task.states()
 
@@ -85,6 +88,8 @@ def core_work(task: Task, values: Sequence[Floats], *, dropped: int | None = Non
             divisor=float(task.num_workers - 2 * (dropped or 0)),
             dtype=FLOAT32,
             sorts=None if dropped is None else (0, dropped),
+            base=None if bases is None else bases[slot].data,
+            compensation=0.0 if bases is None else 0.04,
         )
 
     return work

@@ -120,6 +120,12 @@ void Shard::define(const TensorDefinition& definition) {
                     " is to be sorted over workers, and a shard on device '" + device() +
                     "' can't; use --device cpu, or reduction 'mean'");
   }
+  if (definition.compensation != 0 && device() != "cpu") {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "tensor " + std::to_string(definition.tensor_id) +
+                    " is to have its gradients compensated, and a shard on device '" + device() +
+                    "' can't; use --device cpu, or compensation 0");
+  }
   const ExclusiveLock lock(table_.decision_mutex);
   table_.define(definition);
   backend_->flush();
@@ -462,7 +468,7 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
     reply.version = version();
     for (SliceEntry& entry : entries) {
       entry.num_bytes = 0;
-      entry.status = find(entry, options, findings);
+      entry.status = find(entry, options, findings, reply);
     }
     reply.restored = restored_at_.load(std::memory_order_relaxed) == reply.version;
   }
@@ -685,6 +691,29 @@ uint64_t Shard::take_copy(const SlotImage& image, std::optional<double> squares,
   return num_bytes;
 }
 
+void Shard::note_bases(const Life& life, std::span<const SliceEntry> entries) {
+  const SharedLock lock(table_.decision_mutex);
+  for (const SliceEntry& entry : entries) table_.note_base(life, entry.key);
+}
+
+uint64_t Shard::take_base(const Life& life, Key key, const BufferRef& payload,
+                          std::optional<uint64_t> offset) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  const SlotSpec* spec = table_.spec_of(key);
+  if (!offset || spec == nullptr) {
+    table_.load_base(life, key, {});
+    return 0;
+  }
+  if (!payload || *offset + spec->num_bytes() > payload->size()) {
+    throw Error(ErrorCode::BAD_BODY, "body of FILL: its payload ends before a base of slice " +
+                                         std::to_string(key) + " does");
+  }
+  BufferRef base = backend_->allocate_payload(spec->num_bytes());
+  std::memcpy(base->data(), payload->data() + *offset, spec->num_bytes());
+  table_.load_base(life, key, std::move(base));
+  return spec->num_bytes();
+}
+
 Shard::History Shard::history() {
   const SharedLock lock(table_.decision_mutex);
   const auto& dropped = table_.dropped().ranges();
@@ -745,8 +774,8 @@ void Shard::add_finding(SliceEntry& entry, uint64_t wanted_version, Slot& slot, 
   entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes);
 }
 
-ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
-                      std::vector<Finding>& findings) {
+ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options, std::vector<Finding>& findings,
+                      Reply& reply) {
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = table_.find(stripe, entry.key);
@@ -766,6 +795,10 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
   if (held) return ErrorCode::NOT_APPLIED;
   if (!part.buffer) return ErrorCode::NO_STATE;
   if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
+  if (entry.part == 0 && options.worker && slot->has_bases()) {
+    const ErrorCode noted = note_base(*options.worker, *slot, reply);
+    if (noted != ErrorCode::OK) return noted;
+  }
   if (is_encoding(entry.dtype)) {
     Published::Answer answer = slot->follow(wanted_version, entry.dtype, options.whole, backend_);
     entry.dtype = answer.dtype;
@@ -773,6 +806,15 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
     entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes);
   } else {
     add_finding(entry, wanted_version, *slot, std::move(part), findings);
+  }
+  return ErrorCode::OK;
+}
+
+ErrorCode Shard::note_base(const Life& worker, Slot& slot, Reply& reply) {
+  try {
+    if (slot.note_base(worker, *backend_)) reply.based.push_back(slot.spec().key);
+  } catch (const Error& error) {
+    return error.code();
   }
   return ErrorCode::OK;
 }
@@ -911,6 +953,7 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"state_bytes", size.state_bytes},
       {"staged_bytes", size.staged_bytes},
       {"published_bytes", size.published_bytes},
+      {"base_bytes", size.base_bytes},
       {"holds", size.num_holds},
       {"kept_bytes", size.kept_bytes},
       {"pool_bytes", backend_->pool_bytes()},

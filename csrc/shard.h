@@ -126,11 +126,13 @@ class Shard {
     bool restored = false;   // values of trained slices were, since that decision
     bool shared = false;     // the entries say where in shared memory their bytes lie
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
+    std::vector<Key> based;  // slices of which that worker has another base now
   };
   struct ReadOptions {
     bool share = false;               // the client can see shared memory
     bool whole = false;               // deltas were read, and do not say_changes()
     std::optional<uint64_t> at = {};  // as of that decision, which is held, and which the shard has
+    std::optional<Life> worker = {};  // who is sent the values: they become its bases
   };
   // Values that are shared stay there as they are while the pieces are held.
   // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h). Where there is
@@ -188,6 +190,12 @@ class Shard {
   // are. Throws what DenseTable::load() throws, and Error(BAD_BODY) if the payload is too short.
   uint64_t take_copy(const SlotImage& image, std::optional<double> squares,
                      const BufferRef& payload, uint64_t offset);
+  // That life of a worker was sent the values of these slices as they are.
+  void note_bases(const Life& life, std::span<const SliceEntry> entries);
+  // A base of it that lies in `payload` from there on, or else is the value. Returns how many bytes it is. Throws what
+  // DenseTable::load_base() throws, and Error(BAD_BODY).
+  uint64_t take_base(const Life& life, Key key, const BufferRef& payload,
+                     std::optional<uint64_t> offset);
   // What it knows beside its slots.
   struct History {
     std::unordered_map<uint32_t, RankBook::Life> lives;     // by rank
@@ -254,7 +262,10 @@ class Shard {
   bool may_share(std::span<const SliceEntry> entries, uint64_t payload_bytes) const;
   // Notes where in shared memory the entries' bytes lie; false, with no entry changed: some lie elsewhere.
   bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
-  ErrorCode find(SliceEntry& entry, const ReadOptions& options, std::vector<Finding>& findings)
+  ErrorCode find(SliceEntry& entry, const ReadOptions& options, std::vector<Finding>& findings,
+                 Reply& reply) REQUIRES_SHARED(table_.decision_mutex);
+  // The worker is about to be sent the slot's value. OUT_OF_MEMORY: it can't be kept as its base.
+  ErrorCode note_base(const Life& worker, Slot& slot, Reply& reply)
       REQUIRES_SHARED(table_.decision_mutex);
   // Of a part that is there, what is sent of it.
   void add_finding(SliceEntry& entry, uint64_t wanted_version, Slot& slot, Part part,

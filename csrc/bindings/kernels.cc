@@ -146,8 +146,8 @@ void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t s
                            const py::object& value, const StateByName& state,
                            const std::vector<GivenContribution>& contributions, double divisor,
                            int dtype, const std::map<std::string, bool>& first, double scale,
-                           const std::optional<GivenSorted>& sorted,
-                           const std::optional<std::string>& instruction_set) {
+                           const std::optional<GivenSorted>& sorted, const py::object& base,
+                           double compensation, const std::optional<std::string>& instruction_set) {
   const auto kind = static_cast<RuleKind>(rule);
   const Hyper hyper = parse_hyper(kind, hyper_by_name);
   const KernelSet& kernels = kernels_or_best(instruction_set);
@@ -168,6 +168,8 @@ void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t s
   update.divisor = divisor;
   update.scale = scale;
   update.sorted = as_sorted(sorted);
+  if (!base.is_none()) update.base = held.hold(base, Access::kRead, num_bytes, "base");
+  update.compensation = compensation;
   check_update(update);
   const py::gil_scoped_release release;
   kernels.reduce_update(update);
@@ -228,8 +230,8 @@ void bind_kernels(py::module_& m) {
   m.def("reduce_update", &reduce_update_by_name, py::arg("rule"), py::arg("hyper"), py::kw_only(),
         py::arg("step"), py::arg("value"), py::arg("state"), py::arg("contributions"),
         py::arg("divisor"), py::arg("dtype"), py::arg("first") = std::map<std::string, bool>(),
-        py::arg("scale") = 1.0, py::arg("sorts") = py::none(),
-        py::arg("instruction_set") = py::none());
+        py::arg("scale") = 1.0, py::arg("sorts") = py::none(), py::arg("base") = py::none(),
+        py::arg("compensation") = 0.0, py::arg("instruction_set") = py::none());
   m.def("reduced_squares", &reduced_squares_of, py::kw_only(), py::arg("num_elems"),
         py::arg("contributions"), py::arg("divisor"), py::arg("dtype"),
         py::arg("sorts") = py::none(), py::arg("instruction_set") = py::none());

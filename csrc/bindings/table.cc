@@ -118,7 +118,8 @@ RowsSpec rows_spec(const std::optional<RowsTuple>& rows) {
 
 void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,
             bool zeros, const std::vector<std::pair<Key, uint64_t>>& slices,
-            const std::optional<RowsTuple>& rows, const std::pair<uint8_t, uint32_t>& reduction) {
+            const std::optional<RowsTuple>& rows, const std::pair<uint8_t, uint32_t>& reduction,
+            double compensation) {
   const py::gil_scoped_release no_gil;
   TensorDefinition definition{
       .tensor_id = tensor_id,
@@ -128,7 +129,8 @@ void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint3
       .zeros = zeros,
       .slices = {},
       .rows = rows_spec(rows),
-      .reduction = {static_cast<ReductionKind>(reduction.first), reduction.second}};
+      .reduction = {static_cast<ReductionKind>(reduction.first), reduction.second},
+      .compensation = compensation};
   for (const auto& [key, num_elems] : slices) definition.slices.push_back({key, num_elems});
   shard.define(definition);
 }
@@ -363,7 +365,8 @@ void bind_table(py::module_& m) {
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)
       .def("define", &define, py::arg("tensor_id"), py::kw_only(), py::arg("dtype"),
            py::arg("rule"), py::arg("group"), py::arg("zeros"), py::arg("slices"),
-           py::arg("rows") = py::none(), py::arg("reduction") = std::pair<uint8_t, uint32_t>(0, 0))
+           py::arg("rows") = py::none(), py::arg("reduction") = std::pair<uint8_t, uint32_t>(0, 0),
+           py::arg("compensation") = 0.0)
       .def("drop", &Shard::drop, py::arg("tensor_id"), no_gil)
       .def("admit", &admit_frame, py::arg("frame"))
       .def("stage", &stage, py::arg("frame"))

@@ -42,6 +42,10 @@ namespace psstore {
   X(ASSIGNED_ROWS_ARE_MARKED, "who keeps rows is told of those that are assigned")            \
   X(EVICTED_ROWS_ARE_MARKED, "who keeps rows is told of those that are evicted")              \
   X(ROW_MARKS_ARE_THEIR_OWN, "what was read of other marks is sent anew")                     \
+  X(BASES_ARE_THEIR_OWN, "a gradient is compensated from what its own worker was sent")       \
+  X(BASES_MOVE, "what a worker is sent is its base from then on")                             \
+  X(BASES_ARE_RECORDED, "standbys are told what workers were sent")                           \
+  X(BASES_ARE_FILLED_IN, "a new standby is sent the bases of workers")                        \
   X(MARKS_ARE_SINCE_THEN, "who has a version since which nothing is marked is sent the whole")
 
 enum class BreakableRule : uint32_t {

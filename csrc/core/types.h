@@ -143,6 +143,11 @@ constexpr bool is_of_rows(RuleKind kind) {
   return kind >= RuleKind::kSparseSgd;
 }
 
+// Whether its steps follow a gradient that can be made up for what has become of the value since (rules/compensation.h).
+constexpr bool compensates(RuleKind kind) {
+  return applies_by_decision(kind) && !is_of_rows(kind) && kind != RuleKind::kReduce;
+}
+
 // What becomes of the contributions to a tensor before its rule sees them: how one of them that is far from the others
 // counts. The last two are of each element by itself (kernels/sorted.h).
 enum class ReductionKind : uint8_t {

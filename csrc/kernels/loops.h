@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "kernels/compensate.h"
 #include "kernels/convert.h"
 #include "kernels/elements.h"
 #include "kernels/reduce.h"
@@ -50,6 +51,7 @@ void run(const SliceUpdate& update, const Step& step, Slots<kSlots...>) {
   using T = typename Step::Element;
   constexpr int64_t kBytes = sizeof(T);
   BlockGradient<Sums, T> gradient(update, update.scale);
+  CompensatedGradient<T> compensated(update);
   const auto* value_in = static_cast<const std::byte*>(update.value_in);
   auto* value_out = static_cast<std::byte*>(update.value_out);
 
@@ -57,7 +59,7 @@ void run(const SliceUpdate& update, const Step& step, Slots<kSlots...>) {
   for (int64_t begin = 0; begin < update.num_elems; begin += block_elems) {
     const int64_t count = std::min(block_elems, update.num_elems - begin);
     apply_to_block<T>(count, value_in + begin * kBytes, value_out + begin * kBytes,
-                      gradient.block(begin, count), step,
+                      compensated.block(gradient.block(begin, count), begin, count), step,
                       state_block(update, kSlots, step.initial(), begin, count)...);
   }
 }

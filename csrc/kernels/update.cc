@@ -56,6 +56,9 @@ void check_reduction(const SliceUpdate& update) {
 void check_update(const SliceUpdate& update) {
   check_reduction(update);
   if (update.step < 1) broken("steps count from 1, not " + std::to_string(update.step));
+  if (update.base != nullptr && (update.scale != 1.0 || !compensates(update.rule))) {
+    broken("only what takes a step by its gradient, and is not scaled, can be compensated");
+  }
   if (!applies_by_decision(update.rule)) return;
   if (update.hyper == nullptr) broken("the rule needs hyper-parameters");
   const StateLayout layout = state_layout(update.rule, *update.hyper);

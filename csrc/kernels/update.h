@@ -51,6 +51,10 @@ struct SliceUpdate {
   // Multiplies the reduced gradient after the division, with one rounding of its own; 1 leaves it
   // untouched bit for bit. Clipping sets it (docs/update_rules.md).
   double scale = 1.0;
+  // The value that the gradient was taken at, (num_elems,) of `dtype`, and how far the gradient is made up for what has
+  // become of the value since (rules/compensation.h); null: it is taken as it is.
+  const void* base = nullptr;
+  double compensation = 0;
   const void* value_in = nullptr;
   void* value_out = nullptr;  // value_in itself (in place), or memory that does not overlap it
   std::array<void*, kMaxStates> state{};  // by the slots of StateLayout; null where unused
@@ -63,9 +67,9 @@ struct SliceUpdate {
 inline constexpr int64_t kFetchedAheadBytes = 2048;
 
 // g = (w0*g0 + w1*g1 + ...) / divisor * scale, each product, sum and quotient rounded once; then
-// (value_out, state) = rule(value_in, state, g). With `sorted` the sum is what that says.
+// (value_out, state) = rule(value_in, state, g). With `sorted` the sum is what that says, with `base` g is compensated.
 // REQUIRES: accepts_contribution() of each; state memory for each slot in state_layout(); of `sorted` at most
-// kMaxSorted members, of whom some are left.
+// kMaxSorted members, of whom some are left; with `base` a scale of 1, and a rule that takes a step by g.
 // Throws Error(INTERNAL) before it writes anything if the caller broke that; else does not fail.
 void reduce_update(const SliceUpdate& update);
 

@@ -12,17 +12,10 @@
 
 #include "server/traffic.h"
 #include "shm/push_arena.h"
+#include "table/decision.h"
 #include "table/gather.h"
 
 namespace psstore {
-
-// One life of a worker.
-struct Life {
-  uint32_t rank = 0;
-  uint32_t incarnation = 0;
-
-  bool operator==(const Life&) const = default;
-};
 
 // Answers that a connection may read in shared memory at a time; later ones go over the stream. As many as
 // reads may wait: what they refer to can't be freed, and is replaced out of place.

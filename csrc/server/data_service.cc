@@ -246,7 +246,9 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
     followers_.insert(client.connection);
     changes_until_s_ = now_s + kHoldS;
   }
-  ReadReply reply = psstore::read(shard_, frame, {.share = share, .whole = whole, .at = at});
+  ReadReply reply = psstore::read(
+      shard_, frame, {.share = share, .whole = whole, .at = at, .worker = client.worker});
+  if (!reply.values.based.empty()) record_bases(client, reply.values.based);
   const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
   const auto failed = std::ranges::find_if(reply.table, fails);
   if (failed != reply.table.end() && patient && may_come(failed->status)) {

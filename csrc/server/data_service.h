@@ -195,6 +195,7 @@ class DataService {
   void hear_scale(const ConnectedClient& client, const Carry& carry);
   void answer_write(const ConnectedClient& client, Frame& frame, Replies& replies);
   void record_write(const ConnectedClient& client, const Frame& frame, const SliceTable& outcome);
+  void record_bases(const ConnectedClient& client, std::span<const Key> based);
   void record_scale(uint64_t number, std::optional<double> factor);
   void set_scale(uint64_t number, std::optional<double> factor);
   void fill_slots(uint64_t connection, std::span<const SlotCopy> copies);

@@ -32,6 +32,8 @@ DType dtype_told(DType dtype) {
 }
 
 constexpr uint64_t kSquares = 1 << 9;
+// It is a base of a slot that came before: the version is a rank, and the steps are its life.
+constexpr uint64_t kBase = 1 << 10;
 
 std::span<const std::byte> body_of(std::string_view text) {
   return std::as_bytes(std::span(text));
@@ -84,6 +86,17 @@ void DataService::record_write(const ConnectedClient& client, const Frame& frame
                       payload);
 }
 
+void DataService::record_bases(const ConnectedClient& client, std::span<const Key> based) {
+  if (!replication_.is_followed() || !holds(BreakableRule::kBASES_ARE_RECORDED)) return;
+  std::vector<SliceEntry> entries(based.size());
+  for (size_t i = 0; i < based.size(); ++i) entries[i].key = based[i];
+  replication_.record({.op = Op::kPULL,
+                       .rank = client.worker->rank,
+                       .incarnation = client.worker->incarnation,
+                       .table = entries},
+                      {});
+}
+
 bool DataService::fill(uint64_t connection) {
   const std::optional<std::vector<SlotCopy>> copies = shard_.copies();
   if (!copies) return false;
@@ -112,6 +125,14 @@ void DataService::fill_slots(uint64_t connection, std::span<const SlotCopy> copi
     if (copy.squares) slots.back().image.parts |= kSquares;
     for (const BufferRef& part : copy.parts) {
       if (part) pieces.push_back({part, copy.part_bytes});
+    }
+    if (!holds(BreakableRule::kBASES_ARE_FILLED_IN)) continue;
+    for (const auto& [life, base] : copy.bases) {
+      if (num_bytes + copy.part_bytes > kFillBytes || slots.size() == kMaxSlices) send();
+      slots.push_back({{copy.image.key, life.rank, life.incarnation, kBase | (base ? 1U : 0U)}, 0});
+      if (!base) continue;
+      pieces.push_back({base, copy.part_bytes});
+      num_bytes += copy.part_bytes;
     }
   }
   send();
@@ -163,6 +184,7 @@ void DataService::fill_staged(uint64_t connection, std::span<const SlotCopy> cop
 
 bool DataService::acknowledges(Op op) {
   switch (op) {
+    case Op::kPULLED:
     case Op::kPUSHED:
     case Op::kASSIGNED:
     case Op::kADDED:
@@ -176,7 +198,7 @@ bool DataService::acknowledges(Op op) {
 }
 
 bool DataService::replays(Op op) {
-  return is_write(op) || op == Op::kFILL || op == Op::kSCALE;
+  return is_write(op) || op == Op::kFILL || op == Op::kPULL || op == Op::kSCALE;
 }
 
 void DataService::replay(const Frame& frame, Replies& replies) {
@@ -193,6 +215,8 @@ void DataService::replay(const Frame& frame, Replies& replies) {
     set_scale(header.sequence, factor);
   } else if (header.op == Op::kFILL) {
     take_fill(frame);
+  } else if (header.op == Op::kPULL) {
+    shard_.note_bases({header.rank, header.incarnation}, frame.table.entries());
   } else {
     repeat(shard_, frame, frame.body);
     pending_.touched(frame.table.entries());
@@ -208,6 +232,14 @@ void DataService::take_fill(const Frame& frame) {
   for (size_t i = 0; i < frame.body.size() / sizeof(FilledSlot); ++i) {
     FilledSlot slot;
     std::memcpy(&slot, frame.body.data() + i * sizeof slot, sizeof slot);
+    if (slot.image.parts & kBase) {
+      const Life life{static_cast<uint32_t>(slot.image.version),
+                      static_cast<uint32_t>(slot.image.num_steps)};
+      const bool is_value = (slot.image.parts & 1) == 0;
+      offset += shard_.take_base(life, slot.image.key, frame.payload,
+                                 is_value ? std::nullopt : std::optional(offset));
+      continue;
+    }
     std::optional<double> squares;
     if (slot.image.parts & kSquares) squares = slot.squares;
     slot.image.parts &= ~kSquares;

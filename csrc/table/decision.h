@@ -16,6 +16,14 @@
 
 namespace psstore {
 
+// One life of a worker.
+struct Life {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+
+  bool operator==(const Life&) const = default;
+};
+
 // Which contribution: that of one life of one rank in one round. The key of exactly-once.
 struct Origin {
   uint32_t rank = 0;
@@ -23,6 +31,8 @@ struct Origin {
   uint64_t round = 0;
 
   bool operator==(const Origin&) const = default;
+
+  Life life() const { return {rank, incarnation}; }
 };
 
 struct Member {

@@ -451,6 +451,33 @@ void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts,
   find(stripe, image.key)->load_squares(version(), *squares);
 }
 
+void DenseTable::note_base(const Life& life, Key key) {
+  Stripe& stripe = stripe_of(key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = find(stripe, key);
+  if (slot == nullptr) return;
+  bring_up_to_date(stripe, *slot);
+  slot->make_zeros(*backend_);
+  slot->note_base(life, *backend_);
+}
+
+void DenseTable::load_base(const Life& life, Key key, BufferRef base) {
+  Stripe& stripe = stripe_of(key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = find(stripe, key);
+  const bool fits =
+      slot != nullptr && slot->has_bases() && (!base || base->size() >= slot->spec().num_bytes());
+  if (!fits) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "slice " + std::to_string(key) + " is not there, or has no such base");
+  }
+  if (base) {
+    slot->load_base(life, std::move(base), *backend_);
+  } else {
+    slot->note_base(life, *backend_);
+  }
+}
+
 void DenseTable::resume(const Decision& last) {
   pending_.emplace(last);
   if (pending_->lacks_scale()) pending_->set_scale(1.0);
@@ -478,6 +505,7 @@ TableSize DenseTable::size() {
       size.state_bytes += slot.state_bytes();
       size.staged_bytes += slot.staging().num_bytes();
       size.published_bytes += slot.published_bytes();
+      size.base_bytes += slot.base_bytes();
     }
   }
   return size;

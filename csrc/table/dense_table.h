@@ -40,6 +40,7 @@ struct TableSize {
   uint64_t state_bytes = 0;
   uint64_t staged_bytes = 0;
   uint64_t published_bytes = 0;
+  uint64_t base_bytes = 0;
   uint64_t num_holds = 0;
   uint64_t kept_bytes = 0;  // for those who read as of a decision
 };
@@ -166,6 +167,12 @@ class DenseTable {
       REQUIRES(decision_mutex) {
     for (const auto& [first, last] : ranges) dropped_.insert_range(first, last);
   }
+
+  // That life of a worker was sent the value as it is, of slots that are compensated.
+  void note_base(const Life& life, Key key) REQUIRES_SHARED(decision_mutex);
+  // The same of a value that it was sent elsewhere; empty: that is the value. Throws Error(BAD_ARGUMENT) for a slot that is
+  // not compensated.
+  void load_base(const Life& life, Key key, BufferRef base) REQUIRES(decision_mutex);
 
   // Nobody asks for changes any more.
   void forget_changes() REQUIRES_SHARED(decision_mutex);

@@ -106,6 +106,21 @@ void check_reduction(const TensorDefinition& definition) {
   }
 }
 
+void check_compensation(const TensorDefinition& definition) {
+  const double compensation = definition.compensation;
+  if (!(compensation >= 0) || !std::isfinite(compensation)) {
+    refuse_tensor(definition.tensor_id, "its gradients can't be compensated by " +
+                                            std::to_string(compensation) +
+                                            "; expected a finite number from 0 on");
+  }
+  if (compensation != 0 && !compensates(definition.rule)) {
+    refuse_tensor(definition.tensor_id,
+                  "only what takes steps by its gradients, and is no table, can have them "
+                  "compensated, and its rule is number " +
+                      std::to_string(static_cast<int>(definition.rule)));
+  }
+}
+
 // A partition takes contributions, and values of some of its rows, which travel likewise.
 ErrorCode check_rows_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
   const bool is_taken = kind == WriteKind::kPush || kind == WriteKind::kAssign;
@@ -129,6 +144,7 @@ void TensorDefinition::check() const {
   }
   check_rows(*this);
   check_reduction(*this);
+  check_compensation(*this);
   const uint64_t max_elems = kMaxSliceBytes / dtype_bytes(dtype);
   std::unordered_set<Key> keys;
   for (const SliceSpec& slice : slices) {
@@ -148,7 +164,7 @@ void TensorDefinition::check() const {
 }
 
 SlotSpec TensorDefinition::slot(const SliceSpec& slice) const {
-  return {slice.key, slice.num_elems, dtype, rule, group, rows, reduction};
+  return {slice.key, slice.num_elems, dtype, rule, group, rows, reduction, compensation};
 }
 
 ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry) {

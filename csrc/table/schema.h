@@ -43,6 +43,8 @@ struct SlotSpec {
   uint32_t group = 0;  // whose hyper-parameters it takes
   RowsSpec rows = {};  // of a partition of a table, which has no elements of its own
   Reduction reduction = {};
+  // How far contributions are made up for what has become of the value since their workers were sent it; 0: not at all.
+  double compensation = 0;
 
   bool has_rows() const { return is_of_rows(rule); }
   RowShape row_shape() const { return row_shape_of(rule, rows.dim, dtype, rows.bounds.evicts()); }
@@ -66,6 +68,7 @@ struct TensorDefinition {
   std::vector<SliceSpec> slices;  // of a table its partitions
   RowsSpec rows = {};
   Reduction reduction = {};
+  double compensation = 0;
 
   bool operator==(const TensorDefinition&) const = default;
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+
+#include "core/breakable_rules.h"
 
 namespace psstore {
 namespace {
@@ -26,6 +29,7 @@ void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to, Bac
 Slot::Slot(const SlotSpec& spec, uint64_t decision, bool zeros,
            const std::shared_ptr<Backend>& backend)
     : spec_(spec), are_zeros_(zeros && !spec.has_rows()), settled_(decision) {
+  if (spec.compensation != 0) bases_ = std::make_unique<Bases>();
   if (!spec.has_rows()) return;
   rows_ = std::make_unique<RowStore>(
       spec.row_shape(), spec.rows.first_values,
@@ -36,13 +40,13 @@ Slot::Slot(const SlotSpec& spec, uint64_t decision, bool zeros,
 // Rows take memory as they come.
 uint64_t Slot::bytes_to_reserve(uint64_t num_states, const Backend& backend) const {
   if (rows_ != nullptr) return 0;
-  const auto num_held =
-      static_cast<uint64_t>((value_ ? 1 : 0) + std::ranges::count_if(state_, [](const State& s) {
-                              return bool(s.buffer);
-                            }));
+  const uint64_t num_bases = bases_ ? bases_->all().size() : 0;
+  const auto num_states_held = static_cast<uint64_t>(
+      std::ranges::count_if(state_, [](const State& s) { return bool(s.buffer); }));
+  const uint64_t num_held = (value_ ? 1 : 0) + num_states_held + (bases_ ? bases_->num_drawn() : 0);
   const uint64_t one = backend.footprint(spec_.num_bytes());
   const uint64_t covered = reserved_bytes_ + (backend.counts_use() ? num_held * one : 0);
-  const uint64_t needed = (1 + num_states) * one;
+  const uint64_t needed = (1 + num_states + num_bases) * one;
   return needed - std::min(needed, covered);
 }
 
@@ -70,6 +74,9 @@ BufferRef Slot::own_or_new(const BufferRef& buffer, Backend& backend) {
 
 BufferRef Slot::destination(Backend& backend) {
   if (last_ && last_.unique() && value_ && !value_.unique()) return last_;
+  if (bases_ && value_ && !value_.unique()) {
+    return bases_->next(spec_.num_bytes(), reserved_bytes_, backend);
+  }
   return own_or_new(value_, backend);
 }
 
@@ -128,6 +135,7 @@ Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, Backend&
   version_ = std::max(version_, decision) + 1;
   since_ = decision;
   published_.reset();
+  if (bases_) bases_->forget();
   return replace_value(std::move(target), backend);
 }
 
@@ -146,6 +154,35 @@ void Slot::restore_state(size_t index, const PayloadSlice& from, uint64_t num_st
 Part Slot::part(uint16_t index) const {
   if (index == 0) return {value_, version_};
   return {state_[index - 1U].buffer, static_cast<uint64_t>(num_steps_)};
+}
+
+bool Slot::note_base(const Life& life, Backend& backend) {
+  if (!bases_ || !value_) return false;
+  make_room_for_base(life, backend);
+  const bool moves = holds(BreakableRule::kBASES_MOVE) || !bases_->of(life);
+  if (moves) bases_->note(life, value_);
+  return moves;
+}
+
+void Slot::load_base(const Life& life, BufferRef base, Backend& backend) {
+  make_room_for_base(life, backend);
+  bases_->note(life, std::move(base));
+}
+
+void Slot::make_room_for_base(const Life& life, Backend& backend) {
+  if (bases_->has_rank(life.rank)) return;
+  const uint64_t num_bytes = backend.footprint(spec_.num_bytes());
+  backend.reserve(num_bytes);
+  reserved_bytes_ += num_bytes;
+}
+
+BufferRef Slot::base_of(const Decision& decision) const {
+  if (decision.members().size() != 1) return {};
+  BufferRef base = bases_->of(decision.members().front().origin.life());
+  if (!bases_->all().empty() && !holds(BreakableRule::kBASES_ARE_THEIR_OWN)) {
+    base = bases_->all().front().value;
+  }
+  return base.get() == value_.get() ? BufferRef() : base;
 }
 
 Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, bool whole,
@@ -274,6 +311,10 @@ void Slot::copy_to(std::vector<SlotCopy>& copies, uint64_t decision, Backend& ba
   for (uint16_t i = 0; i <= kMaxStates; ++i) copy.parts[i] = part(i).buffer;
   if (squares_.decision == decision && decision > 0) copy.squares = squares_.sum.value;
   copy.staged = staging_.all();
+  for (size_t i = 0; bases_ && i < bases_->all().size(); ++i) {
+    const auto& [life, base] = bases_->all()[i];
+    if (base) copy.bases.push_back({life, base.get() == value_.get() ? BufferRef() : base});
+  }
   if (rows_ != nullptr) {
     copy_rows_to(copies, std::move(copy), backend);
   } else {
@@ -387,6 +428,13 @@ Change Slot::step(const PendingDecision& pending, Backend& backend) {
   update.hyper = &hyper;
   update.step = num_steps_ + 1;
   update.scale = pending.scale();
+  const BufferRef base = bases_ ? base_of(decision) : BufferRef();
+  if (base) {
+    update.base = base->data();
+    // Of what is to grow, the Hessian is that of what is to shrink with the other sign.
+    const double strength = spec_.compensation;
+    update.compensation = hyper.maximize ? -strength : strength;
+  }
   update.value_in = value_->data();
   update.value_out = target->data();
   for (size_t i = 0; i < state.size(); ++i) {
@@ -423,6 +471,13 @@ std::vector<std::pair<std::string, std::string>> Slot::dump(Backend& backend) co
   const uint64_t num_bytes = rows_ != nullptr ? row_policy_->counted_bytes() : spec_.num_bytes();
   for (const State& state : state_) {
     if (state.buffer) named.emplace_back(state.name, backend.bytes_of(state.buffer, num_bytes));
+  }
+  for (size_t i = 0; bases_ && i < bases_->all().size(); ++i) {
+    const auto& [life, base] = bases_->all()[i];
+    if (!base) continue;
+    named.emplace_back(
+        "base of " + std::to_string(life.rank) + " in life " + std::to_string(life.incarnation),
+        backend.bytes_of(base, num_bytes));
   }
   std::string step(sizeof num_steps_, '\0');
   std::memcpy(step.data(), &num_steps_, sizeof num_steps_);

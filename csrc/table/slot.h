@@ -37,6 +37,7 @@
 #include "rows/row_marks.h"
 #include "rows/row_policy.h"
 #include "table/backend.h"
+#include "table/bases.h"
 #include "table/change_log.h"
 #include "table/published.h"
 #include "table/staging.h"
@@ -83,6 +84,7 @@ struct SlotCopy {
   size_t part_bytes = 0;
   std::optional<double> squares;  // of the last decision, if that needs a scale
   std::vector<StagedContribution> staged;
+  std::vector<Bases::Base> bases;  // empty: it is the value
 
   uint64_t num_bytes() const {
     uint64_t num_parts = 0;
@@ -163,6 +165,13 @@ class Slot {
   // if it has room. REQUIRES: host memory; travels_as() that dtype.
   Finding changes(const Part& then, DType dtype, uint64_t wanted_version,
                   const std::shared_ptr<MemoryBudget>& budget, Backend& backend);
+  // That life of a worker is sent the value. Whether that is kept, as the base of gradients to come: not if contributions
+  // are not compensated. The first time of a rank memory is reserved for it: Error(OUT_OF_MEMORY).
+  bool note_base(const Life& life, Backend& backend);
+  // It was sent this elsewhere. REQUIRES: has_bases().
+  void load_base(const Life& life, BufferRef base, Backend& backend);
+  bool has_bases() const { return bases_ != nullptr; }
+
   // Nobody asks for changes any more.
   void forget_changes() {
     change_logs_.clear();
@@ -251,6 +260,8 @@ class Slot {
 
   // Bytes of rule state.
   size_t state_bytes() const;
+  // Bytes of values that are kept as bases, or for the next value.
+  size_t base_bytes() const { return bases_ ? bases_->num_buffers(value_) * spec_.num_bytes() : 0; }
   // Bytes that are kept for those who follow it, by deltas or by its changes.
   size_t published_bytes() const;
   // Raw bytes of value, rule state and step by name, as torch names them; of rows their records, and what admission has
@@ -298,6 +309,10 @@ class Slot {
   // The reduction of them: what a step and a sum of squares have in common.
   SliceUpdate reduction(const Decision& decision, std::span<const Contribution> gradients) const;
   void sort_members(const Decision& decision, SliceUpdate& update) const;
+  // What the one member of the decision was sent, from where its gradient is compensated; empty: it is taken as it is.
+  // REQUIRES: has_bases().
+  BufferRef base_of(const Decision& decision) const;
+  void make_room_for_base(const Life& life, Backend& backend);
   // The state buffers as the step may write to them, its own and new ones.
   std::array<State, kMaxStates> writable_state(const StateLayout& layout, Backend& backend);
   Change step(const PendingDecision& pending, Backend& backend);
@@ -349,6 +364,7 @@ class Slot {
   uint64_t settled_;  // last decision that has done to it all that it will
   Squares squares_;   // the last ones asked for
   Staging staging_;
+  std::unique_ptr<Bases> bases_;        // null: contributions are not compensated
   std::optional<Published> published_;  // once somebody follows it
   std::vector<ChangeLog> change_logs_;  // by the dtypes in which somebody is told of its changes
   std::vector<KeptParts> kept_;

@@ -793,11 +793,14 @@ class Shard:
         slices: Sequence[tuple[int, int]],
         rows: tuple[int, int, float, float, int, tuple[int, int, int, int, int, float]] | None = None,
         reduction: tuple[int, int] = (0, 0),
+        compensation: float = 0.0,
     ) -> None:
         """Creates the slots of this shard's slices: (key, num_elems) each. Idempotent.
         `rows`: of a table, whose slices are partitions: dim; of first values their kind, a, b and seed; bounds: most
         rows of a partition, eviction and its ttl, admission, its contributions and its probability.
         `reduction`: of `REDUCTIONS`, and how many a trimmed mean drops at either end.
+        `compensation`: how far contributions are made up for what has become of the value since their workers were
+        sent it.
         `zeros`: the value is zero at once; else pulls say NOT_INITIALISED until `initialise`."""
     def drop(self, tensor_id: int) -> None: ...
 
@@ -1082,11 +1085,14 @@ def reduce_update(
     first: Mapping[str, bool] = ...,
     scale: float = 1.0,
     sorts: tuple[int, int] | None = None,
+    base: _HasBuffer | None = None,
+    compensation: float = 0.0,
     instruction_set: str | None = None,
 ) -> None:
     """The fused pass over one slice, in place. `contributions`: (data, dtype number, weight). `scale`: multiplies
     the reduced gradient, with a rounding of its own. `sorts`: each element is sorted over the contributions and so
-    many zeros, and without so many at either end summed."""
+    many zeros, and without so many at either end summed. `base`: the value that the gradient was taken at, from where
+    it is compensated so far."""
 
 def reduced_squares(
     *,

@@ -137,6 +137,9 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     'trimmed_mean' over the workers."""
     trim: int = 0
     """'trimmed_mean': how many of the lowest are dropped, and of the highest."""
+    compensation: float = 0.0
+    """How far a worker's gradient is made up for the steps that others took since it was sent the value; 0: not at
+    all."""
 
     @property
     def num_elems(self) -> int:
@@ -175,6 +178,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.group < 1 << 32:
             raise BadArgument(f"tensor {self.name!r}: group {self.group} is not in [0, 4294967296)")
         self._check_reduction()
+        self._check_compensation()
 
     def _check_reduction(self) -> None:
         if self.reduction not in _core.REDUCTIONS:
@@ -192,9 +196,35 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f" {what} not sorted: leave it out, or give the tensor a rule of training"
             )
 
-    def check_sorts(self, consistency: Consistency) -> None:
-        """Raises BadArgument if its reduction has no meaning among these workers: what one of them sends would count as
-        if it were a mean."""
+    def _check_compensation(self) -> None:
+        if not 0 <= self.compensation < math.inf:
+            raise BadArgument(
+                f"tensor {self.name!r}: compensation {self.compensation}; expected a finite number from 0 on, which is"
+                " none"
+            )
+        if self.compensation and not self._has_gradients:
+            what = "a table's rows" if self.rows is not None else f"what rule {self.rule!r} takes"
+            raise BadArgument(
+                f"tensor {self.name!r}: compensation {self.compensation:g} is of the gradients of a tensor that takes"
+                f" steps by them, and not of {what}: leave it out, or give the tensor a rule of training"
+            )
+
+    @property
+    def _has_gradients(self) -> bool:
+        return self.rows is None and applies_by_decision(self.rule) and self.rule != "reduce"
+
+    def check_trains(self, consistency: Consistency) -> None:
+        """Raises BadArgument if its reduction or compensation has no meaning among these workers."""
+        self._check_sorts(consistency)
+        if self.compensation and consistency.lockstep:
+            raise BadArgument(
+                f"tensor {self.name!r}: compensation {self.compensation:g} makes a gradient up for the steps that"
+                f" others took meanwhile, and in mode {consistency.mode!r} there are none: start the store with --mode"
+                " async or ssp, or leave compensation out"
+            )
+
+    def _check_sorts(self, consistency: Consistency) -> None:
+        """What one worker sends would count as if the reduction were a mean."""
         if self.reduction == "mean":
             return
         asked = f"tensor {self.name!r}: reduction {self.reduction!r} is over the workers of a round, and"

@@ -21,7 +21,19 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, cuts, fan_out, followers, graces, harness, latency, learner_links, learners, small_steps
+from bench import (
+    calls,
+    cuts,
+    fan_out,
+    followers,
+    graces,
+    harness,
+    latency,
+    learner_links,
+    learners,
+    small_steps,
+    staleness,
+)
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -46,6 +58,7 @@ from bench.team import WorkerFailed, team
 from bench.work import Work
 
 from psstore import _core
+from psstore.cli.demo.data import scikit_learn_digits
 
 TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
 
@@ -503,6 +516,13 @@ def test_a_grace_that_is_to_pay_is_as_good_as_the_best_fixed_one_whatever_the_le
         assert of["auto"] > best - 0.05, f"{title}: {of}"
     for name in set(graces.GRACES) - {"auto"}:
         assert any(of["auto"] > of[name] + 0.03 for of in shares.values()), f"{name} does as well everywhere: {shares}"
+
+
+def test_a_training_by_stale_gradients_is_the_same_for_the_same_seed() -> None:
+    digits, way = scikit_learn_digits(), staleness.Way("async", 3, strength=1.0)
+    first, again, other = (staleness.final_loss(digits, way, rate=0.1, seed=seed, gradients=60) for seed in (0, 0, 1))
+    assert first == again != other
+    assert first < 2.0, "it has learnt something"
 
 
 def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from psstore import _core, errors
 from psstore.protocol.barriers import MAX_PASSED
 from psstore.protocol.schema_registry import SchemaRegistry
 from psstore.protocol.signing import Signer
-from psstore.types import UNBOUNDED, Consistency, Tensor, TensorSpec
+from psstore.types import UNBOUNDED, Consistency, RowsSpec, Tensor, TensorSpec
 from psstore.wire import messages as m
 from tests.protocol.support import LIVENESS, FakeStore, Peer, carrying, failure_of, sgd, table_of, tensor_of
 
@@ -97,16 +99,51 @@ def test_reduction_over_the_workers_needs_rounds_of_several(staleness: int, mode
         peer.create(sgd("w", reduction="median"))
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (sgd("w", compensation=-1.0), "compensation -1.0; expected a finite number from 0 on"),
+        (sgd("w", compensation=math.nan), "compensation nan; expected a finite number"),
+        (TensorSpec(name="w", shape=(4,), rule="assign", compensation=0.5), "not of what rule 'assign' takes"),
+        (TensorSpec(name="w", shape=(4,), rule="reduce", compensation=0.5), "not of what rule 'reduce' takes"),
+    ],
+)
+def test_compensation_that_has_no_meaning_is_refused(asked: TensorSpec, words: str) -> None:
+    peer = FakeStore(num_workers=2, quorum=1, staleness=UNBOUNDED).connect()
+    with pytest.raises(errors.BadArgument, match=words):
+        peer.create(asked)
+
+
+def test_compensation_where_nobody_steps_meanwhile_is_refused() -> None:
+    peer = FakeStore(num_workers=2).connect()
+    with pytest.raises(errors.BadArgument, match=r"compensation 0.5 .* in mode 'sync' there are none: .* --mode async"):
+        peer.create(sgd("w", compensation=0.5))
+
+
+def test_tables_of_rows_are_not_compensated() -> None:
+    rows = RowsSpec(dim=4, init="constant")
+    spec = TensorSpec(name="t", shape=rows.shape, rule="sparse_sgd", rows=rows, compensation=0.5)
+    with pytest.raises(errors.BadArgument, match="not of a table's rows"):
+        spec.check()
+
+
 def test_reduction_over_more_workers_than_can_be_sorted_is_refused() -> None:
     peer = FakeStore(num_workers=_core.MAX_SORTED + 1).connect()
     with pytest.raises(errors.BadArgument, match=f"sorts at most {_core.MAX_SORTED} of them"):
         peer.create(sgd("w", reduction="median"))
 
 
-def test_catalogue_that_these_workers_can_not_train_is_not_restored() -> None:
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (sgd("w", reduction="trimmed_mean", trim=1), "trim 1 drops 2 of 2"),
+        (sgd("w", compensation=0.5), "in mode 'sync' there are none"),
+    ],
+)
+def test_catalogue_that_these_workers_can_not_train_is_not_restored(spec: TensorSpec, words: str) -> None:
     registry = SchemaRegistry(num_shards=1, signer=Signer(bytes(32)), consistency=Consistency(num_workers=2, quorum=2))
-    tensor = Tensor(id=1, spec=sgd("w", reduction="trimmed_mean", trim=1), slice_elems=4, shards=(0,))
-    with pytest.raises(errors.BadArgument, match="trim 1 drops 2 of 2"):
+    tensor = Tensor(id=1, spec=spec, slice_elems=4, shards=(0,))
+    with pytest.raises(errors.BadArgument, match=words):
         registry.restore([tensor], next_id=2, without_value=[])
 
 

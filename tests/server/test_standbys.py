@@ -100,6 +100,22 @@ def test_momentum_is_the_same_in_the_end(served: StoreProcess) -> None:
         assert_array_equal(store.pull_state(["w"])[0].buffers["momentum_buffer"], np.full(ELEMS, 1.875, F32))
 
 
+def test_who_leads_knows_what_workers_were_sent() -> None:
+    """A gradient of 1 that was taken at 0 is compensated by half of what the value is since: 2."""
+    options = ("--shards", "2", "--standbys", "1", "--host", "127.0.0.1", "--workers", "2", "--mode", "async")
+    with StoreProcess(*options) as process, connect(process, rank=0) as late, connect(process, rank=1) as early:
+        late.create("w", shape=(ELEMS,), rule="sgd", compensation=0.5)
+        await_standbys(late)
+        late.pull("w")
+        early.push("w", np.full(ELEMS, -2.0, F32))
+        early.commit({"lr": 1.0})
+        for shard in (0, 1):
+            os.kill(leader(early, shard), signal.SIGKILL)
+        late.push("w", np.full(ELEMS, 1.0, F32))
+        late.commit({"lr": 1.0})
+        assert_array_equal(early.pull("w"), np.full(ELEMS, 0.0, F32))
+
+
 def test_a_leader_that_dies_in_the_middle_of_a_push_loses_nothing(served: StoreProcess) -> None:
     """The pushes of many workers are on their way all the time, and each counts once."""
     with connect(served) as store:

@@ -272,6 +272,9 @@ class Worker(Actor):
         ]
         cell = (self.rank, self.life, round)
         self.history.pushed.add(cell)
+        for i, gradient in zip(present, gradients, strict=True):
+            if self.tensors[i].spec.compensation:
+                self.history.taken[cell] = self.values[i].copy(), gradient.copy()
         self.history.norms[cell] = (
             to_ranges(self.tensors[i].id for i in present),
             model.norm(self.plan, gradients),

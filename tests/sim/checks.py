@@ -280,6 +280,17 @@ def values_are_what_the_decisions_say(plan: Plan, history: History) -> None:
         assert np.array_equal(found, value), f"{name} is {found}, the decisions say {value}"
 
 
+def compensation_is_from_what_was_sent(plan: Plan, history: History) -> None:
+    """To the bit, though workers go on with older values now and then. With another number of shards, workers who go on
+    have no base until they pull again."""
+    if not model.compensation_of(plan) or plan.reshards:
+        return
+    tensor = history.tensors["first"]
+    expected = model.compensated_after(plan, tensor, history.decisions, history.taken, history.lied)
+    found = np.frombuffer(history.values["first"], np.float32)
+    assert found.tobytes() == expected.tobytes(), f"first is {found}, the decisions say {expected}"
+
+
 def reads_are_never_torn(plan: Plan, history: History) -> None:
     by_version: dict[int, dict[str, model.Array]] = {}
     for read in history.reads:
@@ -503,6 +514,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     workers_are_told_the_truth,
     refusals_are_the_right_ones,
     values_are_what_the_decisions_say,
+    compensation_is_from_what_was_sent,
     rows_are_what_the_decisions_say,
     reads_are_never_torn,
     readers_see_what_was_acknowledged,

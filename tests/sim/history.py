@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from psstore.errors import TornRound
@@ -147,6 +149,8 @@ class History:
     """Of which at least one push began."""
     lied: set[Cell] = field(default_factory=set)
     """That were to be committed with nothing pushed."""
+    taken: dict[Cell, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = field(default_factory=dict)
+    """Of the first tensor: at which value a worker took its gradient, and what it pushed."""
     norms: dict[Cell, tuple[Ranges, float]] = field(default_factory=dict)
     """What was pushed to which tensors: its norm."""
     shares: dict[Cell, tuple[tuple[int, ...], int, list[int]]] = field(default_factory=dict)

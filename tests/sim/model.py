@@ -20,7 +20,7 @@ from psstore import _core
 from psstore.partition.packing import pack
 from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
-from psstore.types import Tensor, TensorSpec
+from psstore.types import Tensor, TensorSpec, complete_hyper
 from psstore.wire.messages import DecisionFact
 from psstore.wire.ranges import contains
 
@@ -78,7 +78,9 @@ def specs(plan: Plan) -> list[TensorSpec]:
     ]
     return [
         *counters,
-        TensorSpec(name="first", shape=(5, 7), rule="sgd", group=FLOATS, zeros=False),
+        TensorSpec(
+            name="first", shape=(5, 7), rule="sgd", group=FLOATS, zeros=False, compensation=compensation_of(plan)
+        ),
         TensorSpec(name="second", shape=(3,), rule="sgd", group=FLOATS, zeros=False),
         TensorSpec(name="third", shape=(20,), rule="adam", group=MOMENTS, zeros=False, reduction=reduction_of(plan)),
         TensorSpec(name="scalar", shape=(), rule="adam", group=MOMENTS, zeros=False),
@@ -89,6 +91,11 @@ def specs(plan: Plan) -> list[TensorSpec]:
 def reduction_of(plan: Plan) -> str:
     """Of the third tensor: in some flavours the median of the workers, where they have rounds together."""
     return "median" if plan.consistency.lockstep and plan.flavour % 2 == 0 else "mean"
+
+
+def compensation_of(plan: Plan) -> float:
+    """Of the first tensor, where workers take steps while others compute."""
+    return 0.25 if plan.compensates and not plan.consistency.lockstep else 0.0
 
 
 def noise(name: str, *numbers: int, size: int) -> Array:
@@ -179,6 +186,40 @@ def counters_after(
                     digit = member.weight * plan.loss_scale * DIGIT ** (member.incarnation - 1) / decision.divisor
                     value[cell] -= np.float32(digit) * np.float32(factor)
     return values
+
+
+def compensated_after(
+    plan: Plan,
+    tensor: Tensor,
+    decisions: Sequence[DecisionFact],
+    taken: Mapping[tuple[int, int, int], tuple[Array, Array]],
+    lied: Collection[tuple[int, int, int]],
+) -> Array:
+    """The value of the first tensor after these decisions, each of one worker, by the kernel alone. `taken`: by (rank,
+    life, round) the value that a worker had been sent, and what it pushed."""
+    value, momentum = noise(tensor.spec.name, size=tensor.spec.num_elems), np.zeros(tensor.spec.num_elems, np.float32)
+    num_steps = 0
+    for decision in decisions:
+        for member in () if decision.skip else decision.members:
+            cell = member.rank, member.incarnation, member.round
+            if cell in lied or not contains(member.present, tensor.id):
+                continue
+            base, pushed = taken[cell]
+            num_steps += 1
+            _core.reduce_update(
+                _core.RULES["sgd"],
+                complete_hyper("sgd", HYPERS[FLOATS]),
+                step=num_steps,
+                value=value,
+                state={"momentum_buffer": momentum},
+                contributions=[(pushed, F32, member.weight)],
+                divisor=decision.divisor,
+                dtype=F32,
+                first={"momentum_buffer": num_steps == 1},
+                base=None if base.tobytes() == value.tobytes() else base,
+                compensation=compensation_of(plan),
+            )
+    return value
 
 
 def norm(plan: Plan, gradients: Sequence[Array]) -> float:

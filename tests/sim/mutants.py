@@ -343,6 +343,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         "async",
         _method(ShardService, "catch_up", lambda self, now: []),
     ),
+    "a gradient is compensated from what another was sent": ("async", broken_in_core("BASES_ARE_THEIR_OWN")),
+    "what a worker is sent later is not its base": ("async", broken_in_core("BASES_MOVE")),
     "norms are added as they come": ("sync", _method(SquareSums, "norm", norms_are_added_as_they_come)),
     "rounds without a norm are not skipped": ("sync", broken_in_core("NO_NORM_IS_A_SKIP")),
 }
@@ -588,6 +590,8 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "standbys are not sent scales": ("sync", broken_in_core("SCALES_ARE_RECORDED")),
     "a new standby is not sent what is staged": ("sync", broken_in_core("WHAT_IS_STAGED_IS_FILLED_IN")),
     "a new standby does not know which writes were applied": ("async", broken_in_core("WINDOWS_ARE_FILLED_IN")),
+    "standbys are not told what workers were sent": ("async", broken_in_core("BASES_ARE_RECORDED")),
+    "a new standby does not know what workers were sent": ("async", broken_in_core("BASES_ARE_FILLED_IN")),
     "standbys are not sent decisions": ("sync", _unheard(records.DecisionTaken)),
     "standbys are not sent definitions": ("sync", _unheard(records.TensorsDefined)),
     "standbys don't hear which lives attached": ("sync", _unheard(records.LifeAttached)),

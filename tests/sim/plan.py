@@ -126,6 +126,8 @@ class Plan:
     """Clients that add to what has no value yet, and are refused."""
     refuse_norm: float | None = None
     """Some contributions are astray, and refused if their norm is more than so many times the usual."""
+    compensates: bool = True
+    """Gradients of the first tensor are compensated outside lockstep: not by shards on devices."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 

@@ -66,6 +66,7 @@ NOTICED_BY = {
     "a new life knows no end of everybody's": 228,
     "workers are to be where a shard is led at once": 178,
     "who lied goes on": 1,
+    "a gradient is compensated from what another was sent": 1,
     "members are in the order of arrival": 2,
     "rounds without a norm are not skipped": 4,
     "quorum is one too few": 1,

@@ -65,6 +65,9 @@ void check_for(Purpose purpose, const SliceUpdate& update) {
   if (update.sorted) {
     throw Error(ErrorCode::INTERNAL, "slice update: no kernel of a GPU sorts contributions");
   }
+  if (update.base != nullptr) {
+    throw Error(ErrorCode::INTERNAL, "slice update: no kernel of a GPU compensates a gradient");
+  }
   if (purpose == Purpose::kSquares) return check_reduction(update);
   check_update(update);
   check_alignment(update);

@@ -71,6 +71,7 @@ class Operations:
         group: int = 0,
         reduction: str = "mean",
         trim: int = 0,
+        compensation: float = 0.0,
         exist: Exist = "match",
     ) -> Coroutine[Any, Any, None]:
         """Creates a tensor with this first value, or of this shape with zeros.
@@ -81,23 +82,25 @@ class Operations:
         `reduction`: what becomes of a round's gradients before the rule sees them: 'mean', or of each element the
         'median' or the 'trimmed_mean' over the workers, without the `trim` lowest and highest, so that a few of them
         can't move it far; in modes 'sync' and 'backup'.
+        `compensation`: how far a worker's gradient is made up for the steps that others took since it last pulled the
+        tensor: DC-ASGD's lambda; in modes 'async' and 'ssp'.
         `exist`: for a tensor of that name that is there already: 'match' keeps it and its value if shape, dtype,
-        rule, group and reduction are the same; 'error' raises TensorExists; 'overwrite' replaces it.
+        rule, group, reduction and compensation are the same; 'error' raises TensorExists; 'overwrite' replaces it.
 
         Raises ShapeMismatch, DTypeMismatch, RuleMismatch, TensorExists, BadArgument; nothing is created then.
         """
         given = None if value is None else seen([value])[0]
         one_of("exist", exist, get_args(Exist))
-        number = whole("group", group)
         return self._creating.create(
             name,
             given,
             shape=shape,
             dtype=dtype,
             rule=rule,
-            group=number,
+            group=whole("group", group),
             reduction=text("reduction", reduction),
             trim=whole("trim", trim),
+            compensation=number("compensation", compensation),
             exist=exist,
         )
 

@@ -163,6 +163,7 @@ def spec_for(
     group: int,
     reduction: str = "mean",
     trim: int = 0,
+    compensation: float = 0.0,
 ) -> TensorSpec:
     """The spec that `create` asks for: shape and dtype come from the value, unless they are given."""
     if shape is None:
@@ -184,6 +185,7 @@ def spec_for(
         zeros=value is None,
         reduction=reduction,
         trim=trim,
+        compensation=compensation,
     )
     spec.check()
     if value is not None:

@@ -37,6 +37,8 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Contributions that wait for their decision."""
     kept_bytes: int
     """Older versions that snapshots read."""
+    base_bytes: int
+    """Older values that workers were sent, from where their gradients are compensated."""
     memory_bytes: int
     """All that it takes, of the host's memory or its device's."""
     max_memory_bytes: int

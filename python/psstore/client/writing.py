@@ -249,11 +249,22 @@ class Creating:
         group: int,
         reduction: str,
         trim: int,
+        compensation: float,
         exist: Exist,
     ) -> None:
         (fetched,) = await self._writing.fetched([value])
         given = None if fetched is None else source(fetched, dtype=dtype or "float32")
-        spec = spec_for(name, given, shape=shape, dtype=dtype, rule=rule, group=group, reduction=reduction, trim=trim)
+        spec = spec_for(
+            name,
+            given,
+            shape=shape,
+            dtype=dtype,
+            rule=rule,
+            group=group,
+            reduction=reduction,
+            trim=trim,
+            compensation=compensation,
+        )
         await self._create([spec], [given], exist=exist, offer=True)
 
     async def create_many(

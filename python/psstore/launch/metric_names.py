@@ -284,6 +284,7 @@ METRICS: tuple[Metric, ...] = (
         "psstore_shard_staged_bytes", "Bytes of gradients that wait for their decision", SHARD, _field("staged_bytes")
     ),
     Metric("psstore_shard_kept_bytes", "Bytes of older versions that snapshots read", SHARD, _field("kept_bytes")),
+    Metric("psstore_shard_base_bytes", "Bytes of older values that workers were sent", SHARD, _field("base_bytes")),
     Metric("psstore_shard_memory_bytes", "All that the shard takes", SHARD, _field("memory_bytes")),
     Metric("psstore_shard_max_memory_bytes", "What it may take", SHARD, _field("max_memory_bytes")),
     Metric("psstore_shard_connections", "Open connections", SHARD, _field("connections")),

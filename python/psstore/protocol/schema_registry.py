@@ -116,7 +116,7 @@ class SchemaRegistry:
         """Begins with these tensors, of which some still want their first value. REQUIRES: there are none. Raises
         BadArgument for one that can't be trained as it is defined."""
         for tensor in tensors:
-            tensor.spec.check_sorts(self._consistency)
+            tensor.spec.check_trains(self._consistency)
             self._register(tensor)
         self._initialisers = dict.fromkeys(without_value)
         self._next_id = next_id
@@ -126,7 +126,7 @@ class SchemaRegistry:
     def _check(self, spec: TensorSpec, request: Create, groups: dict[int, str]) -> None:
         """`groups`: the rule of each group so far, this request's earlier tensors included."""
         spec.check()
-        spec.check_sorts(self._consistency)
+        spec.check_trains(self._consistency)
         slice_elems(spec)
         if applies_by_decision(spec.rule) and groups.setdefault(spec.group, spec.rule) != spec.rule:
             raise RuleMismatch(
@@ -156,6 +156,11 @@ class SchemaRegistry:
             raise RuleMismatch(
                 f"tensor {spec.name!r} has reduction {there.spec.reduction!r} with trim {there.spec.trim} in the store,"
                 f" not {spec.reduction!r} with {spec.trim}; {advice}"
+            )
+        if there.spec.compensation != spec.compensation:
+            raise RuleMismatch(
+                f"tensor {spec.name!r} has compensation {there.spec.compensation:g} in the store, not"
+                f" {spec.compensation:g}; {advice}"
             )
         if there.spec.rows != spec.rows:
             raise BadArgument(f"table {spec.name!r} has {there.spec.rows} in the store, not {spec.rows}; {advice}")

@@ -106,6 +106,7 @@ class ShardFacts:
             slices=mine,
             rows=None if spec.rows is None else _rows_to_core(spec.rows),
             reduction=(_core.REDUCTIONS[spec.reduction], spec.trim),
+            compensation=spec.compensation,
         )
         self.tensors[tensor.id] = tensor
 

@@ -67,7 +67,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if it has one, says what becomes of the workers' gradients: 'mean', or of each element the 'median' or the
             'trimmed_mean', without the lowest and the highest as many as its 'trim' says, so that a few workers that
             send anything don't spoil the step. It is read when a parameter is first trained, and must be alike on
-            every worker. With either no `weight` counts. Modes 'sync' and 'backup' have it.
+            every worker. With either no `weight` counts. Modes 'sync' and 'backup' have it. Its 'compensation' says, in
+            modes 'async' and 'ssp', how far a gradient is made up for the steps that others took since this worker was
+            sent the parameters: the lambda of DC-ASGD.
         store: a connected worker's `psstore.Store`. Several optimizers may share it: each step is a round.
         named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient. They may be
             DTensors, as fully_shard and parallelize_module make them, if all are: each worker trains its part then.

@@ -123,19 +123,31 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
 
 
 def with_reduction(spec: TensorSpec, group: ParamGroup) -> TensorSpec:
-    """The tensor as that parameter group has it reduced over the workers. Raises UsageError."""
+    """The tensor as that parameter group has its gradients reduced over the workers, or compensated. Raises
+    UsageError."""
     reduction, trim = group.get("reduction", "mean"), group.get("trim", 0)
     if not isinstance(reduction, str) or not isinstance(trim, int):
         raise UsageError(
             f"a parameter group has reduction {reduction!r} and trim {trim!r}; expected 'mean', 'median' or"
             " 'trimmed_mean', and of the last how many workers are dropped at either end"
         )
-    return msgspec.structs.replace(spec, reduction=reduction, trim=trim)
+    compensation = group.get("compensation", 0.0)
+    if isinstance(compensation, bool) or not isinstance(compensation, (int, float)):
+        raise UsageError(
+            f"a parameter group has compensation {compensation!r}; expected a number from 0 on, which is none: the"
+            " lambda of DC-ASGD"
+        )
+    return msgspec.structs.replace(spec, reduction=reduction, trim=trim, compensation=float(compensation))
 
 
 def may_sort(groups: Sequence[ParamGroup]) -> bool:
     """Whether any parameter is reduced by more than a mean."""
     return any(group.get("reduction", "mean") != "mean" for group in groups)
+
+
+def may_compensate(groups: Sequence[ParamGroup]) -> bool:
+    """Whether any parameter's gradients are made up for the steps of others."""
+    return any(group.get("compensation", 0.0) for group in groups)
 
 
 def compression_for(one: Trained, groups: Sequence[ParamGroup], default: Compression) -> Compression:

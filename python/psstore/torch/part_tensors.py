@@ -15,7 +15,7 @@ import torch.distributed
 
 from psstore.client.rule_state import Restored, RuleState
 from psstore.errors import UnknownTensor, UsageError
-from psstore.torch.param_groups import has_rule, may_compress, may_sort
+from psstore.torch.param_groups import has_rule, may_compensate, may_compress, may_sort
 from psstore.torch.parameters import Trained
 from psstore.torch.parts import (
     Box,
@@ -42,6 +42,11 @@ def check_trains_parts(training: Training) -> None:
         raise UsageError(
             "parts of tensors have one contribution each, and no workers to take a median of: leave reduction out of"
             " the parameter groups"
+        )
+    if may_compensate(optimizer.param_groups):
+        raise UsageError(
+            "parts of tensors are trained in mode 'sync', where nobody steps meanwhile: leave compensation out of the"
+            " parameter groups"
         )
     if not has_rule(optimizer):
         raise UsageError(
