@@ -20,7 +20,7 @@ from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_cache import KeptPull, RowCaches
+from psstore.client.row_cache import KeptPull, RowCaches, RowCacheUse
 from psstore.client.row_frames import pulled, pulled_frames, row_dim, written, written_pieces
 from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
@@ -192,6 +192,9 @@ class Tables:
     async def cache(self, name: str, max_bytes: int, *, codec: str | None) -> None:
         table = await self._context.schema.find_table(name)
         self._caches.keep(table, row_encoding(f"cache_rows {name!r}", codec, table.spec.dtype), max_bytes)
+
+    async def cache_use(self, name: str) -> RowCacheUse:
+        return self._caches.use_of(await self._context.schema.find_table(name))
 
     async def export(self, name: str, path: Path, *, wait_s: float | None, hold: Hold) -> None:
         from psstore.checkpoint.exchange.table_file import write_table
