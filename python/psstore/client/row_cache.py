@@ -135,7 +135,7 @@ class _AskedFrame:
 
     def __init__(self, frame: RowFrame) -> None:
         self._frame = frame
-        self.pieces = [(one.partition, one.begin, one.end, 0) for one in frame.pieces]
+        self.pieces = [(partition, begin, end, 0) for _, partition, begin, end in frame.pieces]
         """(partition, begin, end, bytes that came) of each."""
         self.came: Bytes = np.empty(0, np.uint8)
         """What came of all pieces, one after the other."""
