@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def growth(num_rows: int) -> Table:
     process = psutil.Process()
     gradients = np.full((STEP_ROWS, DIM), 1e-3, np.float32)
     calls, cpu_calls, user_calls, rows = [], [], [], []
+    gc.freeze()  # or calls wait now and then until all that was imported has been looked at
     with psstore.connect("local://", rank=0, num_workers=1) as store:
         store.create_table("t", dim=DIM, rule=RULE)
         before, begin, cpu_begin = process.memory_info().rss, time.perf_counter(), time.process_time()

@@ -40,9 +40,13 @@ namespace {
 
 using row_index::Places;
 
-// The most groups of a segment: 20 to 32 KiB in the four sizes that a pool has between one power of two and the next, so
-// that indexes of different numbers are full a quarter of a doubling apart. The rows of one move in less than 0.1 ms.
-constexpr uint32_t kMostGroups[] = {256, 307, 358, 409};
+// Groups of a segment that one which is full is split into, and of the one that is full: 20 to 48 KiB, in sizes that a pool
+// has, so that indexes of different numbers are full at different numbers of rows. The rows of one move in 0.2 ms.
+struct SegmentSizes {
+  uint32_t split_groups;
+  uint32_t full_groups;
+};
+constexpr SegmentSizes kSegmentSizes[] = {{256, 409}, {307, 512}, {358, 512}, {409, 614}};
 
 // Entries of the directory are not more than a part of the rows, whatever ids somebody chooses: of those that have a large
 // part of their hash in common the segment becomes larger.
@@ -52,7 +56,8 @@ constexpr size_t kRowsPerEntry = 512;
 
 RowIndex::RowIndex(AllocateMemory allocate, uint64_t number)
     : allocate_(std::move(allocate)),
-      most_groups_(kMostGroups[number % std::size(kMostGroups)]),
+      split_groups_(kSegmentSizes[number % std::size(kSegmentSizes)].split_groups),
+      full_groups_(kSegmentSizes[number % std::size(kSegmentSizes)].full_groups),
       directory_(1),
       segments_(1) {}
 
@@ -94,59 +99,69 @@ void RowIndex::reserve(std::span<const uint64_t> ids, const HashesOf& hashes_of)
 }
 
 void RowIndex::insert(uint64_t hash, RowNumber row) {
+  const Segment& segment = put(hash, row);
+  ++num_rows_;
+  least_room_ = std::min(least_room_, segment.room());
+}
+
+const RowIndex::Segment& RowIndex::put(uint64_t hash, RowNumber row) {
   const Entry& entry = directory_[entry_of(hash)];
   Places(entry.memory, entry.num_groups).insert(hash, row);
   Segment& segment = segments_[entry.segment];
   ++segment.num_used;
-  ++num_rows_;
-  least_room_ = std::min(least_room_, segment.room());
+  return segment;
 }
 
 // All that can fail comes first.
 void RowIndex::enlarge(uint32_t number, size_t num_more, const HashesOf& hashes_of) {
   const Segment old = segments_[number];
-  const bool splits = may_split(old);
   const std::vector<RowNumber> rows = old.places().all();
   std::vector<uint64_t> hashes(rows.size());
   hashes_of(rows, hashes);
-  Segment halves[2];
-  halves[0] = empty_segment(splits ? old.num_groups : larger(old, num_more), old.first_entry,
-                            old.depth + splits);
-  if (splits) {
-    halves[1] = empty_segment(old.num_groups, old.first_entry | 1u << old.depth, old.depth + 1);
-    segments_.reserve(segments_.size() + 1);
-    if (size_t{1} << old.depth == directory_.size()) {
-      directory_.reserve(2 * directory_.size());
-      directory_.insert(directory_.end(), directory_.begin(), directory_.end());
-    }
+  if (!may_split(old)) {
+    enter(number, empty_segment(larger_groups(old, num_more), old.first_entry, old.depth));
+    for (size_t i = 0; i < rows.size(); ++i) put(hashes[i], rows[i]);
+    return;
   }
-
-  const int bit = row_index::kTagBits + row_index::kGroupBits + old.depth;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    Segment& half = halves[splits ? hashes[i] >> bit & 1 : 0];
-    half.places().insert(hashes[i], rows[i]);
-    ++half.num_used;
+  const uint64_t bit = uint64_t{1} << (row_index::kTagBits + row_index::kGroupBits + old.depth);
+  const auto num_high = static_cast<size_t>(
+      std::ranges::count_if(hashes, [=](uint64_t hash) { return (hash & bit) != 0; }));
+  Segment low = empty_segment(half_groups(rows.size() - num_high), old.first_entry, old.depth + 1);
+  Segment high =
+      empty_segment(half_groups(num_high), old.first_entry | 1u << old.depth, old.depth + 1);
+  segments_.reserve(segments_.size() + 1);
+  if (size_t{1} << old.depth == directory_.size()) {
+    directory_.reserve(2 * directory_.size());
+    directory_.insert(directory_.end(), directory_.begin(), directory_.end());
   }
-  segments_[number] = std::move(halves[0]);
-  enter(number);
-  if (splits) {
-    segments_.push_back(std::move(halves[1]));
-    enter(static_cast<uint32_t>(segments_.size() - 1));
-  }
+  segments_.emplace_back();
+  enter(number, std::move(low));
+  enter(static_cast<uint32_t>(segments_.size() - 1), std::move(high));
+  for (size_t i = 0; i < rows.size(); ++i) put(hashes[i], rows[i]);
 }
 
 bool RowIndex::may_split(const Segment& segment) const {
-  if (segment.num_groups < most_groups_ || segment.depth == row_index::kDirectoryBits) return false;
+  if (segment.num_groups < full_groups_ || segment.depth == row_index::kDirectoryBits) return false;
   const size_t num_entries = size_t{2} << segment.depth;
   return num_entries <= directory_.size() || num_entries * kRowsPerEntry <= num_rows_;
 }
 
-uint32_t RowIndex::larger(const Segment& segment, size_t num_more) const {
-  const uint32_t most = segment.num_groups < most_groups_ ? most_groups_ : UINT32_MAX / 2;
+// It is 2^n, then the least that may be split, and twice as many each time where none may.
+uint32_t RowIndex::larger_groups(const Segment& segment, size_t num_more) const {
   uint32_t num_groups = segment.num_groups;
   do {
-    num_groups = std::min(most, std::max(1u, 2 * num_groups));
-  } while (num_groups < most && Places::max_used(num_groups) < segment.num_used + num_more);
+    if (num_groups < split_groups_) {
+      num_groups = std::min(split_groups_, std::max(1u, 2 * num_groups));
+    } else {
+      num_groups = num_groups < full_groups_ ? full_groups_ : 2 * num_groups;
+    }
+  } while (num_groups < full_groups_ && Places::max_used(num_groups) < segment.num_used + num_more);
+  return num_groups;
+}
+
+uint32_t RowIndex::half_groups(size_t num_rows) const {
+  uint32_t num_groups = split_groups_;
+  while (Places::max_used(num_groups) < num_rows) num_groups *= 2;
   return num_groups;
 }
 
@@ -157,8 +172,8 @@ RowIndex::Segment RowIndex::empty_segment(uint32_t num_groups, uint32_t first_en
   return made;
 }
 
-void RowIndex::enter(uint32_t number) {
-  const Segment& segment = segments_[number];
+void RowIndex::enter(uint32_t number, Segment made) {
+  const Segment& segment = segments_[number] = std::move(made);
   for (size_t i = segment.first_entry; i < directory_.size(); i += size_t{1} << segment.depth) {
     directory_[i] = {segment.memory->data(), segment.num_groups, number};
   }

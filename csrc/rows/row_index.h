@@ -9,8 +9,8 @@
 // are never taken out one by one. Source: the layout of SwissTable (Abseil, absl/container/internal/raw_hash_set.h).
 //
 // It grows without a stop: a segment in which more than 7 of 8 places would be in use is replaced by a larger one, or, when it
-// has its most groups, by two of its size, between which the next bit of the hash decides. So the rows of one segment are
-// what moves at once, and memory is taken by segments. Source: extendible hashing (Fagin et al., TODS 4(3), 1979).
+// has its most groups, by two, between which the next bit of the hash decides. So the rows of one segment are what moves at
+// once, and memory is taken by segments. Source: extendible hashing (Fagin et al., TODS 4(3), 1979).
 //
 // Ids are not kept here, but in the records: who asks says how a row's id is found. Not thread-safe.
 #pragma once
@@ -202,13 +202,18 @@ class RowIndex {
   // Has the segment be larger, or two. It may have to be done again before so many more have room.
   void enlarge(uint32_t segment, size_t num_more, const HashesOf& hashes_of);
   bool may_split(const Segment& segment) const;
-  uint32_t larger(const Segment& segment, size_t num_more) const;
+  uint32_t larger_groups(const Segment& segment, size_t num_more) const;
+  // Of what a segment is split into, for so many rows.
+  uint32_t half_groups(size_t num_rows) const;
   Segment empty_segment(uint32_t num_groups, uint32_t first_entry, int depth) const;
-  // Puts it in the directory.
-  void enter(uint32_t segment);
+  // Puts it in the place of that segment, and in the directory.
+  void enter(uint32_t number, Segment made);
+  // Puts the row in its segment, which has room for it.
+  const Segment& put(uint64_t hash, RowNumber row);
 
   const AllocateMemory allocate_;
-  const uint32_t most_groups_;
+  const uint32_t split_groups_;
+  const uint32_t full_groups_;
   std::vector<Entry> directory_;  // a power of two
   std::vector<Segment> segments_;
   size_t num_rows_ = 0;

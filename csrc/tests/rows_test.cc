@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
@@ -163,11 +164,11 @@ TEST(RowIndex, moves_few_rows_at_once_however_many_there_are) {
   constexpr size_t kRows = 300'000;
   for (uint64_t id = 0; id < kRows; ++id) rows.add(id);
   EXPECT_TRUE(rows.has_all());
-  EXPECT_LE(rows.most_moved(), 6'000u);
-  EXPECT_LE(rows.num_moved(), 2 * kRows);
+  EXPECT_LE(rows.most_moved(), 9'000u);
+  EXPECT_LE(rows.num_moved(), 4 * kRows);
 }
 
-// An index alone has from 5.7 to 11.4 bytes a row.
+// One alone has from 5.7 to 9.5 bytes a row.
 TEST(RowIndex, several_of_different_numbers_take_about_the_same_for_a_row_however_many_there_are) {
   std::vector<Indexed> all;
   for (uint64_t number = 0; number < 4; ++number) all.emplace_back(number);
@@ -177,8 +178,8 @@ TEST(RowIndex, several_of_different_numbers_take_about_the_same_for_a_row_howeve
     if (id < kRows / 2 || id % 1000 != 0) continue;
     size_t num_bytes = 0;
     for (const Indexed& one : all) num_bytes += one.index().num_bytes();
-    EXPECT_GT(num_bytes, 4 * id * 7);
-    EXPECT_LT(num_bytes, 4 * id * 19 / 2);
+    EXPECT_GT(num_bytes, 4 * id * 6);
+    EXPECT_LT(num_bytes, 4 * id * 8);
   }
 }
 
@@ -310,21 +311,16 @@ TEST(RowStore, that_gets_no_memory_changes_no_row) {
 }
 
 TEST(RowStore, takes_little_memory_beside_its_records) {
-  size_t taken = 0;
+  const std::shared_ptr<BufferPool> pool = BufferPool::create(0);
   RowStore store({.dim = 16, .state_elems = 0}, kNormal,
-                 [&, pool = BufferPool::create(0)](size_t num_bytes) {
-                   taken += BufferPool::block_bytes(num_bytes);
-                   return pool->allocate(num_bytes);
-                 });
+                 [&](size_t num_bytes) { return pool->allocate(num_bytes); });
   constexpr size_t kRows = 100'000;
   for (uint64_t id = 0; id < kRows; ++id) {
     store.reserve({&id, 1});
     store.add(id, 0);
   }
-  // All tables of the index that there ever were are in `taken`: twice what there is.
-  const size_t values = kRows * 16 * sizeof(float);
-  EXPECT_LE(taken - store.index_bytes() - values, kRows * 16);
-  EXPECT_LE(store.index_bytes(), kRows * 12);
+  EXPECT_LE(pool->bytes_in_use(), kRows * (16 * sizeof(float) + 18));
+  EXPECT_LE(store.index_bytes(), kRows * 10);
 }
 
 // ---- contributions ----------------------------------------------------------------------------------
