@@ -85,13 +85,16 @@ bool RowIndex::has_room(std::span<const uint64_t> ids) const {
 void RowIndex::reserve(std::span<const uint64_t> ids, const HashesOf& hashes_of) {
   bool has_changed = true;
   while (has_changed && ids.size() > least_room_) {
-    has_changed = false;
-    const std::vector<uint32_t> numbers = numbers_of(ids);
-    for (uint32_t i = 0; i < numbers.size(); ++i) {
-      if (numbers[i] <= segments_[i].room()) continue;
-      enlarge(i, numbers[i], hashes_of);
-      has_changed = true;
+    // There may be many more segments than ids: those of the ids alone are looked at.
+    std::vector<uint32_t> numbers = numbers_of(ids);
+    std::vector<std::pair<uint32_t, uint32_t>> to_enlarge;
+    for (const uint64_t id : ids) {
+      const uint32_t segment = directory_[entry_of(hash_of_id(id))].segment;
+      const uint32_t number = std::exchange(numbers[segment], 0);
+      if (number > segments_[segment].room()) to_enlarge.emplace_back(segment, number);
     }
+    for (const auto& [segment, number] : to_enlarge) enlarge(segment, number, hashes_of);
+    has_changed = !to_enlarge.empty();
     if (has_changed) {
       least_room_ = std::ranges::min_element(segments_, {}, &Segment::room)->room();
     }
