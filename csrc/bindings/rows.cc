@@ -267,6 +267,8 @@ void bind_cache(py::module_& m) {
       .def_static("record_bytes", &RowCache::record_bytes, py::arg("row_bytes"))
       .def_property_readonly("row_bytes", &RowCache::row_bytes)
       .def_property_readonly("num_rows", &RowCache::num_rows)
+      .def_property_readonly("num_taken", &RowCache::num_taken)
+      .def_property_readonly("num_unchanged", &RowCache::num_unchanged)
       .def("read", &read_cache, py::arg("grouped"), py::arg("rows"), py::arg("changes"))
       .def("question", &question_of_cache, py::arg("grouped"), py::arg("pieces"),
            py::arg("changes"))

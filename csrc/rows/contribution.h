@@ -40,9 +40,14 @@ class RowContribution {
     return id;
   }
   std::vector<uint64_t> ids() const {
-    std::vector<uint64_t> all(num_rows_);
-    if (num_rows_ > 0) std::memcpy(all.data(), bytes_, num_rows_ * kIdBytes);
+    std::vector<uint64_t> all;
+    add_ids(all);
     return all;
+  }
+  // Puts its ids behind those that are there.
+  void add_ids(std::vector<uint64_t>& ids) const {
+    ids.resize(ids.size() + num_rows_);
+    if (num_rows_ > 0) std::memcpy(&ids[ids.size() - num_rows_], bytes_, num_rows_ * kIdBytes);
   }
   const std::byte* gradient(size_t i) const {
     return bytes_ + num_rows_ * kIdBytes + i * gradient_bytes_;

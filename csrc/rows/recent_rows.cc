@@ -28,7 +28,7 @@ std::vector<RowNumber> RecentRows::rows_for(std::span<const uint64_t> ids) {
     }
   }
   policy_.made_room(plan);
-  store_.reserve(static_cast<size_t>(std::ranges::count(rows, kNoRow)));
+  store_.reserve(new_ids(ids, rows));
   for (size_t i = 0; i < ids.size(); ++i) {
     if (rows[i] == kRefusedRow) continue;
     if (rows[i] == kNoRow) rows[i] = store_.add(ids[i], 0);
@@ -39,7 +39,7 @@ std::vector<RowNumber> RecentRows::rows_for(std::span<const uint64_t> ids) {
 
 RowNumber RecentRows::load(uint64_t id, uint32_t age) {
   if (store_.num_rows() == 0) num_uses_ = UINT32_MAX;  // so that no row was used before the first
-  store_.reserve(1);
+  store_.reserve({&id, 1});
   const RowNumber row = store_.add(id, 0);
   use(row, num_uses_ - age);
   return row;

@@ -66,14 +66,19 @@ bool RowCache::take(size_t partition, std::span<const uint64_t> ids,
   const ChangedRows came(bytes, ids.size(), row_bytes_);
   if (!came.is_whole()) return false;
   const std::byte* from = came.rows();
+  size_t num_unchanged = 0;
   for (size_t i = 0; i < ids.size(); ++i) {
     if (came.comes(i)) {
       std::memcpy(rows + i * row_bytes_, from, row_bytes_);
       from += row_bytes_;
     } else if (changes[i] == RowMarks::kNever) {
       return false;
+    } else {
+      ++num_unchanged;
     }
   }
+  num_taken_ += ids.size();
+  num_unchanged_ += num_unchanged;
   if (came.marks() == 0) return true;
   const std::vector<RowNumber> kept = rows_.rows_for(ids);
   marks_[partition] = came.marks();

@@ -28,6 +28,9 @@ class RowCache {
   size_t num_rows() const { return rows_.store().num_rows(); }
   size_t num_partitions() const { return marks_.size(); }
   uint64_t marks_of(size_t partition) const { return marks_[partition]; }
+  // Since it began: rows that were taken, and those of them that had not changed, and did not come.
+  uint64_t num_taken() const { return num_taken_; }
+  uint64_t num_unchanged() const { return num_unchanged_; }
 
   // Copies those that are here of ids of one partition to `rows`, (ids, row_bytes), and says of each id as of which change
   // of the partition's marks, or RowMarks::kNever.
@@ -46,6 +49,8 @@ class RowCache {
   const size_t row_bytes_;
   RecentRows rows_;
   std::vector<uint64_t> marks_;  // of each partition, as heard of last
+  uint64_t num_taken_ = 0;
+  uint64_t num_unchanged_ = 0;
 };
 
 }  // namespace psstore

@@ -1,26 +1,185 @@
 #include "rows/row_index.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
-namespace psstore::row_index {
+namespace psstore {
+namespace row_index {
 
-Places::Places(size_t num_groups, const AllocateMemory& allocate)
-    : memory_(allocate(num_groups * kGroupPlaces * (1 + sizeof(RowNumber)))),
-      num_groups_(num_groups) {
-  std::memset(memory_->data(), 0, num_groups * kGroupPlaces);
+void Places::clear() {
+  std::memset(memory_, 0, size_t{num_groups_} * kGroupPlaces);
 }
 
 void Places::insert(uint64_t hash, RowNumber row) {
   size_t group = first_group(hash);
   uint32_t free = matches(tags(group), 0);
   while (free == 0) {
-    group = (group + 1) & (num_groups_ - 1);
+    group = after(group);
     free = matches(tags(group), 0);
   }
   const auto place = static_cast<size_t>(std::countr_zero(free));
   tags(group)[place] = tag_of(hash);
   rows(group)[place] = row;
-  ++num_used_;
 }
 
-}  // namespace psstore::row_index
+std::vector<RowNumber> Places::all() const {
+  std::vector<RowNumber> found;
+  found.reserve(max_used(num_groups_));
+  for (size_t group = 0; group < num_groups_; ++group) {
+    for (uint32_t used = 0xFFFF & ~matches(tags(group), 0); used != 0; used &= used - 1) {
+      found.push_back(rows(group)[std::countr_zero(used)]);
+    }
+  }
+  return found;
+}
+
+}  // namespace row_index
+
+namespace {
+
+using row_index::Places;
+
+// Groups of a segment that one which is full is split into, and of the one that is full: 20 to 48 KiB, in sizes that a pool
+// has, so that indexes of different numbers are full at different numbers of rows. The rows of one move in 0.2 ms.
+struct SegmentSizes {
+  uint32_t split_groups;
+  uint32_t full_groups;
+};
+constexpr SegmentSizes kSegmentSizes[] = {{256, 409}, {307, 512}, {358, 512}, {409, 614}};
+
+// Entries of the directory are not more than a part of the rows, whatever ids somebody chooses: of those that have a large
+// part of their hash in common the segment becomes larger.
+constexpr size_t kRowsPerEntry = 512;
+
+}  // namespace
+
+RowIndex::RowIndex(AllocateMemory allocate, uint64_t number)
+    : allocate_(std::move(allocate)),
+      split_groups_(kSegmentSizes[number % std::size(kSegmentSizes)].split_groups),
+      full_groups_(kSegmentSizes[number % std::size(kSegmentSizes)].full_groups),
+      directory_(1),
+      segments_(1) {}
+
+size_t RowIndex::num_bytes() const {
+  size_t num_bytes = directory_.size() * sizeof(Entry) + segments_.size() * sizeof(Segment);
+  for (const Segment& segment : segments_) num_bytes += Places::num_bytes(segment.num_groups);
+  return num_bytes;
+}
+
+std::vector<uint32_t> RowIndex::numbers_of(std::span<const uint64_t> ids) const {
+  std::vector<uint32_t> numbers(segments_.size());
+  for (const uint64_t id : ids) ++numbers[directory_[entry_of(hash_of_id(id))].segment];
+  return numbers;
+}
+
+bool RowIndex::has_room(std::span<const uint64_t> ids) const {
+  if (ids.size() <= least_room_) return true;
+  const std::vector<uint32_t> numbers = numbers_of(ids);
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    if (numbers[i] > segments_[i].room()) return false;
+  }
+  return true;
+}
+
+void RowIndex::reserve(std::span<const uint64_t> ids, const HashesOf& hashes_of) {
+  bool has_changed = true;
+  while (has_changed && ids.size() > least_room_) {
+    // There may be many more segments than ids: those of the ids alone are looked at.
+    std::vector<uint32_t> numbers = numbers_of(ids);
+    std::vector<std::pair<uint32_t, uint32_t>> to_enlarge;
+    for (const uint64_t id : ids) {
+      const uint32_t segment = directory_[entry_of(hash_of_id(id))].segment;
+      const uint32_t number = std::exchange(numbers[segment], 0);
+      if (number > segments_[segment].room()) to_enlarge.emplace_back(segment, number);
+    }
+    for (const auto& [segment, number] : to_enlarge) enlarge(segment, number, hashes_of);
+    has_changed = !to_enlarge.empty();
+    if (has_changed) {
+      least_room_ = std::ranges::min_element(segments_, {}, &Segment::room)->room();
+    }
+  }
+}
+
+void RowIndex::insert(uint64_t hash, RowNumber row) {
+  const Segment& segment = put(hash, row);
+  ++num_rows_;
+  least_room_ = std::min(least_room_, segment.room());
+}
+
+const RowIndex::Segment& RowIndex::put(uint64_t hash, RowNumber row) {
+  const Entry& entry = directory_[entry_of(hash)];
+  Places(entry.memory, entry.num_groups).insert(hash, row);
+  Segment& segment = segments_[entry.segment];
+  ++segment.num_used;
+  return segment;
+}
+
+// All that can fail comes first.
+void RowIndex::enlarge(uint32_t number, size_t num_more, const HashesOf& hashes_of) {
+  const Segment old = segments_[number];
+  const std::vector<RowNumber> rows = old.places().all();
+  std::vector<uint64_t> hashes(rows.size());
+  hashes_of(rows, hashes);
+  if (!may_split(old)) {
+    enter(number, empty_segment(larger_groups(old, num_more), old.first_entry, old.depth));
+    for (size_t i = 0; i < rows.size(); ++i) put(hashes[i], rows[i]);
+    return;
+  }
+  const uint64_t bit = uint64_t{1} << (row_index::kTagBits + row_index::kGroupBits + old.depth);
+  const auto num_high = static_cast<size_t>(
+      std::ranges::count_if(hashes, [=](uint64_t hash) { return (hash & bit) != 0; }));
+  Segment low = empty_segment(half_groups(rows.size() - num_high), old.first_entry, old.depth + 1);
+  Segment high =
+      empty_segment(half_groups(num_high), old.first_entry | 1u << old.depth, old.depth + 1);
+  segments_.reserve(segments_.size() + 1);
+  if (size_t{1} << old.depth == directory_.size()) {
+    directory_.reserve(2 * directory_.size());
+    directory_.insert(directory_.end(), directory_.begin(), directory_.end());
+  }
+  segments_.emplace_back();
+  enter(number, std::move(low));
+  enter(static_cast<uint32_t>(segments_.size() - 1), std::move(high));
+  for (size_t i = 0; i < rows.size(); ++i) put(hashes[i], rows[i]);
+}
+
+bool RowIndex::may_split(const Segment& segment) const {
+  if (segment.num_groups < full_groups_ || segment.depth == row_index::kDirectoryBits) return false;
+  const size_t num_entries = size_t{2} << segment.depth;
+  return num_entries <= directory_.size() || num_entries * kRowsPerEntry <= num_rows_;
+}
+
+// It is 2^n, then the least that may be split, and twice as many each time where none may.
+uint32_t RowIndex::larger_groups(const Segment& segment, size_t num_more) const {
+  uint32_t num_groups = segment.num_groups;
+  do {
+    if (num_groups < split_groups_) {
+      num_groups = std::min(split_groups_, std::max(1u, 2 * num_groups));
+    } else {
+      num_groups = num_groups < full_groups_ ? full_groups_ : 2 * num_groups;
+    }
+  } while (num_groups < full_groups_ && Places::max_used(num_groups) < segment.num_used + num_more);
+  return num_groups;
+}
+
+uint32_t RowIndex::half_groups(size_t num_rows) const {
+  uint32_t num_groups = split_groups_;
+  while (Places::max_used(num_groups) < num_rows) num_groups *= 2;
+  return num_groups;
+}
+
+RowIndex::Segment RowIndex::empty_segment(uint32_t num_groups, uint32_t first_entry,
+                                          int depth) const {
+  Segment made{allocate_(Places::num_bytes(num_groups)), num_groups, 0, first_entry, depth};
+  made.places().clear();
+  return made;
+}
+
+void RowIndex::enter(uint32_t number, Segment made) {
+  const Segment& segment = segments_[number] = std::move(made);
+  for (size_t i = segment.first_entry; i < directory_.size(); i += size_t{1} << segment.depth) {
+    directory_[i] = {segment.memory->data(), segment.num_groups, number};
+  }
+}
+
+}  // namespace psstore

@@ -1,22 +1,26 @@
-// Which row an id has: open addressing in groups of 16, a tag of 7 bits of the hash for each place.
+// Which row an id has: open addressing in groups of 16, a tag of 7 bits of the hash for each place, in segments.
 //
-//   hash ─► group ─► | tags 16 × u8 |   one comparison of 16 tags; then the id of the record decides
-//                    | rows 16 × u32 |  the row of each place
+//   hash ─► directory ─► segment ─► group ─► | tags 16 × u8 |   one comparison of 16 tags; then the id of the record decides
+//                                            | rows 16 × u32 |  the row of each place
 //
-// A tag of 0 is a free place, so that fresh memory is an empty table; a group that has one ends the search, since rows
+//   hash   | partition: 8 | directory: as many as it takes of 21 | group: 28 | tag: 7 |        bits, the highest first
+//
+// A tag of 0 is a free place, so that fresh memory is an empty segment; a group that has one ends the search, since rows
 // are never taken out one by one. Source: the layout of SwissTable (Abseil, absl/container/internal/raw_hash_set.h).
 //
-// It grows without a stop: when 7 of 8 places are in use, a table of twice the size is begun beside it, and every row that
-// is added moves one group. Until all have moved, a search may look into both.
+// It grows without a stop: a segment in which more than 7 of 8 places would be in use is replaced by a larger one, or, when it
+// has its most groups, by two, between which the next bit of the hash decides. So the rows of one segment are what moves at
+// once, and memory is taken by segments. Source: extendible hashing (Fagin et al., TODS 4(3), 1979).
 //
 // Ids are not kept here, but in the records: who asks says how a row's id is found. Not thread-safe.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
+#include <vector>
 
 #include "core/buffer.h"
 
@@ -71,19 +75,23 @@ inline uint8_t tag_of(uint64_t hash) {
   return static_cast<uint8_t>(0x80 | (hash & 0x7F));
 }
 
-// One table: groups of places, of which some are in use.
+inline constexpr int kTagBits = 7;
+inline constexpr int kGroupBits = 28;
+inline constexpr int kDirectoryBits = 21;
+
+// Groups of places, of which some are in use, in memory that is somebody else's.
 class Places {
  public:
-  Places() = default;
-  // `num_groups`: a power of two.
-  Places(size_t num_groups, const AllocateMemory& allocate);
+  Places(std::byte* memory, uint32_t num_groups) : memory_(memory), num_groups_(num_groups) {}
 
-  size_t num_groups() const { return num_groups_; }
-  size_t num_used() const { return num_used_; }
-  // That may be in use: 7 of 8, so that a search ends soon.
-  size_t max_used() const { return num_groups_ * kGroupPlaces / 8 * 7; }
-  size_t num_bytes() const { return num_groups_ * kGroupPlaces * (1 + sizeof(RowNumber)); }
+  static constexpr size_t num_bytes(size_t num_groups) {
+    return num_groups * kGroupPlaces * (1 + sizeof(RowNumber));
+  }
+  // Places that may be in use: 7 of 8, so that a search ends soon.
+  static constexpr size_t max_used(size_t num_groups) { return num_groups * kGroupPlaces / 8 * 7; }
 
+  // Has none of them in use.
+  void clear();
   void fetch(uint64_t hash) const {
     if (num_groups_ == 0) return;
     const size_t group = first_group(hash);
@@ -102,7 +110,7 @@ class Places {
   RowNumber find(uint64_t hash, IsIt is_it) const {
     if (num_groups_ == 0) return kNoRow;
     const uint8_t tag = tag_of(hash);
-    for (size_t group = first_group(hash);; group = (group + 1) & (num_groups_ - 1)) {
+    for (size_t group = first_group(hash);; group = after(group)) {
       for (uint32_t found = matches(tags(group), tag); found != 0; found &= found - 1) {
         const RowNumber row = rows(group)[std::countr_zero(found)];
         if (is_it(row)) return row;
@@ -112,91 +120,104 @@ class Places {
   }
   // REQUIRES: the row is not there, and there is a free place.
   void insert(uint64_t hash, RowNumber row);
-  // Calls `visit` with each row of a group.
-  template <typename Visit>
-  void for_each_in(size_t group, Visit visit) const {
-    for (size_t i = 0; i < kGroupPlaces; ++i) {
-      if (tags(group)[i] != 0) visit(rows(group)[i]);
-    }
-  }
+  // The rows that are there, in any order.
+  std::vector<RowNumber> all() const;
 
  private:
-  size_t first_group(uint64_t hash) const { return hash >> 7 & (num_groups_ - 1); }
+  // Source: Lemire, Fast Random Integer Generation in an Interval, TOMACS 29(1), 2019: for any number of groups.
+  size_t first_group(uint64_t hash) const {
+    return (hash >> kTagBits & ((uint64_t{1} << kGroupBits) - 1)) * num_groups_ >> kGroupBits;
+  }
+  size_t after(size_t group) const { return group + 1 == num_groups_ ? 0 : group + 1; }
   uint8_t* tags(size_t group) const {
-    return reinterpret_cast<uint8_t*>(memory_->data()) + group * kGroupPlaces;
+    return reinterpret_cast<uint8_t*>(memory_) + group * kGroupPlaces;
   }
   RowNumber* rows(size_t group) const {
-    return reinterpret_cast<RowNumber*>(memory_->data() + num_groups_ * kGroupPlaces) +
+    return reinterpret_cast<RowNumber*>(memory_ + num_groups_ * size_t{kGroupPlaces}) +
            group * kGroupPlaces;
   }
 
-  BufferRef memory_;
-  size_t num_groups_ = 0;
-  size_t num_used_ = 0;
+  std::byte* memory_;
+  uint32_t num_groups_;
 };
 
 }  // namespace row_index
 
 class RowIndex {
  public:
-  explicit RowIndex(AllocateMemory allocate) : allocate_(std::move(allocate)) {}
+  // Writes the hash of the id of each of these rows, which are here.
+  using HashesOf = std::function<void(std::span<const RowNumber> rows, std::span<uint64_t> hashes)>;
 
-  size_t num_bytes() const { return current_.num_bytes() + old_.num_bytes(); }
+  // Indexes of different numbers have their segments full at different numbers of rows, so that many that grow alike do not
+  // take their memory at one time.
+  RowIndex(AllocateMemory allocate, uint64_t number);
+
+  size_t num_bytes() const;
 
   // Has what a search of that hash looks at first on its way from memory.
-  void fetch(uint64_t hash) const {
-    current_.fetch(hash);
-    if (grows()) old_.fetch(hash);
-  }
+  void fetch(uint64_t hash) const { places_of(hash).fetch(hash); }
   // A row that the hash is likely to be of, so that its record may be fetched; kNoRow: there is none.
-  RowNumber likely(uint64_t hash) const {
-    const RowNumber row = current_.likely(hash);
-    return row == kNoRow && grows() ? old_.likely(hash) : row;
-  }
+  RowNumber likely(uint64_t hash) const { return places_of(hash).likely(hash); }
   // The row of which `is_it` is true; kNoRow if there is none.
   template <typename IsIt>
   RowNumber find(uint64_t hash, IsIt is_it) const {
-    const RowNumber row = current_.find(hash, is_it);
-    return row == kNoRow && grows() ? old_.find(hash, is_it) : row;
+    return places_of(hash).find(hash, is_it);
   }
 
-  bool has_room(size_t num_more) const { return size_ + num_more <= current_.max_used(); }
-  // Memory for so many more rows, so that adding them can't fail. `hash_of_row`: of a row that is here.
-  template <typename HashOfRow>
-  void reserve(size_t num_more, HashOfRow hash_of_row) {
-    if (has_room(num_more)) return;
-    const size_t num_all = size_ + num_more;
-    while (grows()) move_group(hash_of_row);  // of who grows faster than rows are added one by one
-    size_t num_groups = std::max<size_t>(1, 2 * current_.num_groups());
-    while (num_groups * row_index::kGroupPlaces / 8 * 7 < num_all) num_groups *= 2;
-    row_index::Places larger(num_groups, allocate_);
-    old_ = std::exchange(current_, std::move(larger));
-    next_to_move_ = 0;
-    if (old_.num_used() == 0) old_ = {};
-  }
+  // Whether rows of these ids can be added without reserve().
+  bool has_room(std::span<const uint64_t> ids) const;
+  // Memory for rows of these ids, so that adding them can't fail. Throws what allocating throws, with every row still here.
+  void reserve(std::span<const uint64_t> ids, const HashesOf& hashes_of);
   // REQUIRES: it is not here, and there is room.
-  template <typename HashOfRow>
-  void insert(uint64_t hash, RowNumber row, HashOfRow hash_of_row) {
-    current_.insert(hash, row);
-    ++size_;
-    if (grows()) move_group(hash_of_row);
-  }
-
-  // A larger table is there, and not every row has moved to it.
-  bool grows() const { return old_.num_groups() != 0; }
+  void insert(uint64_t hash, RowNumber row);
 
  private:
-  template <typename HashOfRow>
-  void move_group(HashOfRow hash_of_row) {
-    old_.for_each_in(next_to_move_, [&](RowNumber row) { current_.insert(hash_of_row(row), row); });
-    if (++next_to_move_ == old_.num_groups()) old_ = {};
+  // What a search needs of a segment.
+  struct Entry {
+    std::byte* memory = nullptr;
+    uint32_t num_groups = 0;
+    uint32_t segment = 0;
+  };
+  struct Segment {
+    BufferRef memory;
+    uint32_t num_groups = 0;
+    uint32_t num_used = 0;
+    uint32_t first_entry =
+        0;  // of the directory; it has every one whose number ends in the same `depth` bits
+    int depth = 0;
+
+    row_index::Places places() const { return {memory ? memory->data() : nullptr, num_groups}; }
+    size_t room() const { return row_index::Places::max_used(num_groups) - num_used; }
+  };
+
+  size_t entry_of(uint64_t hash) const {
+    return hash >> (row_index::kTagBits + row_index::kGroupBits) & (directory_.size() - 1);
   }
+  row_index::Places places_of(uint64_t hash) const {
+    const Entry& entry = directory_[entry_of(hash)];
+    return {entry.memory, entry.num_groups};
+  }
+  // How many of the ids are of each segment.
+  std::vector<uint32_t> numbers_of(std::span<const uint64_t> ids) const;
+  // Has the segment be larger, or two. It may have to be done again before so many more have room.
+  void enlarge(uint32_t segment, size_t num_more, const HashesOf& hashes_of);
+  bool may_split(const Segment& segment) const;
+  uint32_t larger_groups(const Segment& segment, size_t num_more) const;
+  // Of what a segment is split into, for so many rows.
+  uint32_t half_groups(size_t num_rows) const;
+  Segment empty_segment(uint32_t num_groups, uint32_t first_entry, int depth) const;
+  // Puts it in the place of that segment, and in the directory.
+  void enter(uint32_t number, Segment made);
+  // Puts the row in its segment, which has room for it.
+  const Segment& put(uint64_t hash, RowNumber row);
 
   const AllocateMemory allocate_;
-  row_index::Places current_;
-  row_index::Places old_;  // without places: all is in `current_`
-  size_t next_to_move_ = 0;
-  size_t size_ = 0;
+  const uint32_t split_groups_;
+  const uint32_t full_groups_;
+  std::vector<Entry> directory_;  // a power of two
+  std::vector<Segment> segments_;
+  size_t num_rows_ = 0;
+  size_t least_room_ = 0;  // of all segments
 };
 
 }  // namespace psstore

@@ -18,6 +18,14 @@ bool is_there(RowNumber row) {
 
 }  // namespace
 
+std::vector<uint64_t> new_ids(std::span<const uint64_t> ids, std::span<const RowNumber> rows) {
+  std::vector<uint64_t> found;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (rows[i] == kNoRow) found.push_back(ids[i]);
+  }
+  return found;
+}
+
 RowPolicy::RowPolicy(const RowBounds& bounds, uint64_t seed, uint64_t evicted_part)
     : bounds_(bounds),
       evicted_part_(evicted_part),

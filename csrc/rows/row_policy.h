@@ -20,6 +20,9 @@ namespace psstore {
 // In place of a row's number: the id has no row, and gets none.
 inline constexpr RowNumber kRefusedRow = kNoRow - 1;
 
+// Those of the ids that are to become rows.
+std::vector<uint64_t> new_ids(std::span<const uint64_t> ids, std::span<const RowNumber> rows);
+
 // Of a partition that is full, a sixteenth of its bound goes at once.
 inline constexpr uint64_t kEvictedPart = 16;
 

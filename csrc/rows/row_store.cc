@@ -15,14 +15,34 @@ namespace {
 constexpr size_t kIdsAhead = 32;
 constexpr size_t kRecordsAhead = kIdsAhead / 2;
 
+// Rows for which memory is taken at once, where many come.
+constexpr size_t kAddedTogether = 4096;
+
 }  // namespace
 
-RowStore::RowStore(const RowShape& shape, const FirstValues& first_values, AllocateMemory allocate)
+RowStore::RowStore(const RowShape& shape, const FirstValues& first_values, AllocateMemory allocate,
+                   uint64_t number)
     : shape_(shape),
       layout_(shape.record_bytes()),
       first_values_(first_values),
       allocate_(std::move(allocate)),
-      index_(std::make_shared<RowIndex>(allocate_)) {}
+      number_(number),
+      index_(std::make_shared<RowIndex>(allocate_, number)) {}
+
+template <typename RecordOf>
+RowIndex::HashesOf RowStore::hashes_by(RecordOf record_of) {
+  return [record_of](std::span<const RowNumber> rows, std::span<uint64_t> hashes) {
+    for (size_t i = 0; i < rows.size() + kRecordsAhead; ++i) {
+      if (i < rows.size()) __builtin_prefetch(record_of(rows[i]));
+      if (i < kRecordsAhead) continue;
+      hashes[i - kRecordsAhead] = hash_of_id(id_in(record_of(rows[i - kRecordsAhead])));
+    }
+  };
+}
+
+RowIndex::HashesOf RowStore::hashes() const {
+  return hashes_by([this](RowNumber row) { return record(row); });
+}
 
 template <typename Found>
 void RowStore::look_up(const View& of, std::span<const uint64_t> ids, size_t num_bytes,
@@ -60,14 +80,16 @@ void RowStore::find(std::span<const uint64_t> ids, std::span<RowNumber> rows) co
   look_up(now(), ids, layout_.record_bytes(), [&](size_t i, RowNumber row) { rows[i] = row; });
 }
 
-void RowStore::reserve(size_t num_more) {
+void RowStore::reserve(std::span<const uint64_t> ids, size_t most_new) {
+  const size_t num_more = std::min(ids.size(), most_new);
   if (num_more > kMaxRows - num_rows_) {
     throw Error(ErrorCode::OUT_OF_MEMORY, "a partition of a table has " +
                                               std::to_string(num_rows_) + " rows, and is to have " +
                                               std::to_string(num_more) + " more; at most " +
                                               std::to_string(kMaxRows) + " can be in one");
   }
-  index_->reserve(num_more, hash_of_row());
+  if (num_more == 0) return;
+  index_->reserve(ids, hashes());
   const size_t num_slabs = layout_.num_slabs(num_rows_ + num_more);
   while (slabs_.size() < num_slabs) slabs_.add(allocate_(layout_.slab_bytes()));
 }
@@ -75,7 +97,7 @@ void RowStore::reserve(size_t num_more) {
 RowNumber RowStore::append(uint64_t id) {
   const RowNumber row = layout_.number(num_rows_++);
   std::memcpy(value(row) - kIdBytes, &id, sizeof id);
-  index_->insert(hash_of_id(id), row, hash_of_row());
+  index_->insert(hash_of_id(id), row);
   return row;
 }
 
@@ -95,30 +117,51 @@ void RowStore::begin_state(RowNumber row, float sum) {
   }
 }
 
+// The last rows go to the holes that others leave, and there is an index of all as they lie then.
 void RowStore::evict(std::span<const size_t> places) {
   const size_t num_left = num_rows_ - places.size();
   const size_t num_holes =
       static_cast<size_t>(std::ranges::lower_bound(places, num_left) - places.begin());
-  auto index = std::make_shared<RowIndex>(allocate_);
-  index->reserve(num_rows_, hash_of_row());
-  for (const size_t hole : places.first(num_holes)) make_writable(layout_.number(hole));
+  const std::span<const size_t> holes = places.first(num_holes);
+  std::vector<RowNumber> come_from;  // of each place that is left, the row that will be there
+  come_from.reserve(num_left);
+  for (size_t place = 0; place < num_left; ++place) come_from.push_back(layout_.number(place));
+  std::span<const size_t> going = places.subspan(num_holes);
+  size_t last = num_left;
+  for (const size_t hole : holes) {
+    for (; !going.empty() && going.front() == last; ++last) going = going.subspan(1);
+    come_from[hole] = layout_.number(last++);
+  }
+  std::shared_ptr<RowIndex> index = index_of(come_from);
+  for (const size_t hole : holes) make_writable(layout_.number(hole));
   // New rows come behind the last one, in its slab.
   if (num_left > 0) make_writable(layout_.number(num_left - 1));
 
-  std::span<const size_t> going = places.subspan(num_holes);
-  size_t last = num_left;
-  for (const size_t hole : places.first(num_holes)) {
-    for (; !going.empty() && going.front() == last; ++last) going = going.subspan(1);
-    const RowNumber to = layout_.number(hole);
-    std::memcpy(value(to) - kIdBytes, record(layout_.number(last++)), layout_.record_bytes());
+  for (const size_t hole : holes) {
+    std::memcpy(value(layout_.number(hole)) - kIdBytes, record(come_from[hole]),
+                layout_.record_bytes());
   }
   num_rows_ = num_left;
   slabs_.shrink(layout_.num_slabs(num_left));
-  for (size_t place = 0; place < num_left; ++place) {
-    const RowNumber row = layout_.number(place);
-    index->insert(hash_of_id(id_of(row)), row, hash_of_row());
-  }
   index_ = std::move(index);
+}
+
+std::shared_ptr<RowIndex> RowStore::index_of(std::span<const RowNumber> come_from) const {
+  auto index = std::make_shared<RowIndex>(allocate_, number_);
+  const RowIndex::HashesOf hashes =
+      hashes_by([&](RowNumber row) { return record(come_from[place_of(row)]); });
+  std::vector<uint64_t> ids;
+  for (size_t first = 0; first < come_from.size(); first += ids.size()) {
+    const std::span<const RowNumber> next =
+        come_from.subspan(first, std::min(kAddedTogether, come_from.size() - first));
+    ids.clear();
+    for (const RowNumber row : next) ids.push_back(id_of(row));
+    index->reserve(ids, hashes);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      index->insert(hash_of_id(ids[i]), layout_.number(first + i));
+    }
+  }
+  return index;
 }
 
 bool RowStore::make_writable(RowNumber row) {
@@ -172,19 +215,27 @@ void RowStore::load(std::span<const std::byte> records) {
                                              " bytes, and each has " +
                                              std::to_string(record_bytes));
   }
-  reserve(records.size() / record_bytes);
-  for (size_t at = 0; at < records.size(); at += record_bytes) {
-    uint64_t id;
-    std::memcpy(&id, records.data() + at, sizeof id);
-    RowNumber there;
-    find({&id, 1}, {&there, 1});
-    if (there != kNoRow) {
-      throw Error(ErrorCode::BAD_ARGUMENT, "row " + std::to_string(id) + " is there twice");
-    }
-    const RowNumber row = append(id);
-    std::memcpy(value(row), records.data() + at + kIdBytes, record_bytes - kIdBytes);
-    if (shape_.has_usage && !holds(BreakableRule::kUSAGE_IS_LOADED)) set_usage(row, 0);
+  std::vector<uint64_t> ids;
+  for (size_t at = 0; at < records.size(); at += ids.size() * record_bytes) {
+    const size_t count = std::min(kAddedTogether, (records.size() - at) / record_bytes);
+    ids.resize(count);
+    for (size_t i = 0; i < count; ++i) ids[i] = id_in(records.data() + at + i * record_bytes);
+    reserve(ids);
+    for (size_t i = 0; i < count; ++i)
+      load_one(records.subspan(at + i * record_bytes, record_bytes));
   }
+}
+
+void RowStore::load_one(std::span<const std::byte> record) {
+  const uint64_t id = id_in(record.data());
+  RowNumber there;
+  find({&id, 1}, {&there, 1});
+  if (there != kNoRow) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "row " + std::to_string(id) + " is there twice");
+  }
+  const RowNumber row = append(id);
+  std::memcpy(value(row), record.data() + kIdBytes, record.size() - kIdBytes);
+  if (shape_.has_usage && !holds(BreakableRule::kUSAGE_IS_LOADED)) set_usage(row, 0);
 }
 
 }  // namespace psstore

@@ -49,7 +49,9 @@ struct RowSnapshot {
 
 class RowStore {
  public:
-  RowStore(const RowShape& shape, const FirstValues& first_values, AllocateMemory allocate);
+  // `number`: of its index (row_index.h).
+  RowStore(const RowShape& shape, const FirstValues& first_values, AllocateMemory allocate,
+           uint64_t number = 0);
 
   const RowShape& shape() const { return shape_; }
   size_t num_rows() const { return num_rows_; }
@@ -60,14 +62,14 @@ class RowStore {
   // The row of each id; kNoRow: there is none. Looks ahead in memory for many at once.
   void find(std::span<const uint64_t> ids, std::span<RowNumber> rows) const;
 
-  // Memory for so many rows more. Throws Error(OUT_OF_MEMORY), with no row changed.
-  void reserve(size_t num_more);
+  // Memory for rows of these ids, of which at most so many are new. Throws Error(OUT_OF_MEMORY), with no row changed.
+  void reserve(std::span<const uint64_t> ids, size_t most_new = SIZE_MAX);
   // A row with its first values, and the state of begin_state(). REQUIRES: there is none of that id, and there is room.
   RowNumber add(uint64_t id, float sum);
-  // Whether there is memory for so many rows more.
-  bool has_room(size_t num_more) const {
-    return num_rows_ + num_more <= slabs_.size() * layout_.rows_per_slab() &&
-           index_->has_room(num_more);
+  // Whether there is memory for rows of all these ids, if all are new.
+  bool has_room(std::span<const uint64_t> ids) const {
+    return num_rows_ + ids.size() <= slabs_.size() * layout_.rows_per_slab() &&
+           index_->has_room(ids);
   }
   // Has rows go: those in these places, which ascend. Rows have other numbers then. Throws Error(OUT_OF_MEMORY), with no row
   // changed.
@@ -137,14 +139,19 @@ class RowStore {
     return id;
   }
   RowNumber append(uint64_t id);
-  auto hash_of_row() const {
-    return [this](RowNumber row) { return hash_of_id(id_of(row)); };
-  }
+  void load_one(std::span<const std::byte> record);
+  // Of rows of which each lies elsewhere still.
+  std::shared_ptr<RowIndex> index_of(std::span<const RowNumber> come_from) const;
+  // `record_of`: a row's record.
+  template <typename RecordOf>
+  static RowIndex::HashesOf hashes_by(RecordOf record_of);
+  RowIndex::HashesOf hashes() const;
 
   const RowShape shape_;
   const SlabLayout layout_;
   const FirstValues first_values_;
   const AllocateMemory allocate_;
+  const uint64_t number_;
   std::shared_ptr<RowIndex> index_;
   Slabs slabs_;
   size_t num_rows_ = 0;

@@ -16,8 +16,8 @@
 
 namespace psstore {
 
-// A block of a pool of 16 KiB, less what the pool keeps beside it.
-inline constexpr size_t kSlabBytes = (16u << 10) - 128;
+// A block of a pool.
+inline constexpr size_t kSlabBytes = 16u << 10;
 
 // How numbers of rows, slabs and records belong together: the low bits of a number are the place in its slab.
 class SlabLayout {

@@ -33,7 +33,7 @@ Slot::Slot(const SlotSpec& spec, uint64_t decision, bool zeros,
   if (!spec.has_rows()) return;
   rows_ = std::make_unique<RowStore>(
       spec.row_shape(), spec.rows.first_values,
-      [backend](size_t num_bytes) { return backend->allocate_rows(num_bytes); });
+      [backend](size_t num_bytes) { return backend->allocate_rows(num_bytes); }, spec.key);
   row_policy_ = std::make_unique<RowPolicy>(spec.rows.bounds, spec.rows.first_values.seed);
 }
 

@@ -318,8 +318,6 @@ class Slot {
   Change step(const PendingDecision& pending, Backend& backend);
   // The same for rows.
   std::vector<RowContribution> row_contributions(const Decision& decision) const;
-  // How many of the rows that they are to are not there.
-  size_t num_new(std::span<const RowContribution> contributions) const;
   Change step_of_rows(const PendingDecision& pending, Backend& backend);
   // The rows of some ids, with memory for all that changing them needs; kNoRow: it is to be added.
   struct RowsToChange {

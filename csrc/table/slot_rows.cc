@@ -28,25 +28,22 @@ std::vector<RowContribution> Slot::row_contributions(const Decision& decision) c
 // that is not much.
 void Slot::reserve_rows(const Decision& decision) {
   const std::vector<RowContribution> all = row_contributions(decision);
-  size_t num_given = 0;
-  for (const RowContribution& one : all) num_given += one.num_rows();
+  std::vector<uint64_t> ids;
+  for (const RowContribution& one : all) one.add_ids(ids);
   const size_t most_new = row_policy_->most_new(rows_->num_rows());
   const bool is_bounded = spec_.rows.bounds.max_rows != 0;
-  if (is_bounded || num_given <= rows_->num_rows() / kSpareRoomPart) {
+  if (is_bounded || ids.size() <= rows_->num_rows() / kSpareRoomPart) {
     try {
-      return rows_->reserve(std::min(num_given, most_new));
+      return rows_->reserve(ids, most_new);
     } catch (const Error& error) {
       if (is_bounded || error.code() != ErrorCode::OUT_OF_MEMORY) throw;
     }
   }
-  if (!rows_->has_room(num_given)) rows_->reserve(num_new(all));
-}
-
-size_t Slot::num_new(std::span<const RowContribution> contributions) const {
-  const MergedRows merged(contributions);
+  if (rows_->has_room(ids)) return;
+  const MergedRows merged(all);
   std::vector<RowNumber> rows(merged.ids.size());
   rows_->find(merged.ids, rows);
-  return static_cast<size_t>(std::ranges::count(rows, kNoRow));
+  rows_->reserve(new_ids(merged.ids, rows));
 }
 
 bool Slot::has_room_for(const PayloadSlice& contribution) const {
@@ -139,7 +136,7 @@ void Slot::make_room(std::span<const uint64_t> ids, RowsToChange& found,
     }
   }
   row_policy_->made_room(plan);
-  rows_->reserve(static_cast<size_t>(std::ranges::count(found.rows, kNoRow)));
+  rows_->reserve(new_ids(ids, found.rows));
   for (const RowNumber row : found.rows) {
     if (row < kRefusedRow && rows_->make_writable(row)) found.change = Change::kOutOfPlace;
   }

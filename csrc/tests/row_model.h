@@ -64,7 +64,11 @@ class RowModel {
     const auto by = static_cast<float>(random_() % 9) - 4;
     std::vector<RowNumber> found(ids.size());
     store_.find(ids, found);
-    store_.reserve(static_cast<size_t>(std::ranges::count(found, kNoRow)));
+    std::vector<uint64_t> added;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (found[i] == kNoRow) added.push_back(ids[i]);
+    }
+    store_.reserve(added);
     for (const RowNumber row : found) {
       if (row != kNoRow) store_.make_writable(row);
     }

@@ -142,7 +142,7 @@ TEST(RowStoreOfBFloat16, begins_a_row_with_the_nearest_of_its_first_values) {
   store.read(ids, reinterpret_cast<std::byte*>(found.data()));
   EXPECT_EQ(found, expected);
 
-  store.reserve(1);
+  store.reserve(ids);
   const RowNumber row = store.add(9, 0.5F);
   store.set_usage(row, 77);
   found.assign(shape.dim, 0);

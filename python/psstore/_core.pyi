@@ -669,6 +669,12 @@ class RowCache:
     def row_bytes(self) -> int: ...
     @property
     def num_rows(self) -> int: ...
+    @property
+    def num_taken(self) -> int:
+        """Rows that `take` has completed since this one was made."""
+    @property
+    def num_unchanged(self) -> int:
+        """Rows that did not come when `take` was to complete them, since they were here and had not changed."""
     def read(self, grouped: GroupedIds, rows: _HasBuffer, changes: _HasBuffer) -> None:
         """Copies those that are here to `rows`, (ids, row_bytes), and writes to `changes`, u32, as of which change each
         is, or 0."""

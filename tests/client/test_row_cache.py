@@ -111,6 +111,23 @@ def test_rows_are_right_whatever_has_room(rows: int) -> None:
             tables.check(store)
 
 
+def test_what_it_has_saved_is_counted(store: Store) -> None:
+    store.create_table("counted", dim=DIM, rule="sgd")
+    store.cache_rows("counted", ENOUGH, codec="bf16")
+    assert store.row_cache("counted") == (0, 0, 0, 0)
+    assert store.row_cache("counted").hit_rate == 0
+    store.pull_rows("counted", IDS[:100], codec="bf16")
+    store.pull_rows("counted", np.repeat(IDS[50:150], 2), codec="bf16")
+    store.pull_rows("counted", IDS[:100])  # passes it by
+    assert store.row_cache("counted") == (150, 200, 50, 50 * 2 * DIM)
+    assert store.row_cache("counted").hit_rate == 0.25
+    train(store, "counted", IDS)
+    store.pull_rows("counted", IDS[:100], codec="bf16")
+    assert store.row_cache("counted") == (150, 300, 50, 50 * 2 * DIM)
+    store.cache_rows("counted", 2 * ENOUGH, codec="bf16")
+    assert store.row_cache("counted") == (0, 0, 0, 0)
+
+
 def test_many_pulls_at_once_are_each_right() -> None:
     async def pull() -> None:
         async with await psstore.connect_async("local://?shards=2", rank=0, num_workers=1) as store:
@@ -176,3 +193,7 @@ def test_caches_that_can_not_be_are_refused(store: Store) -> None:
         store.cache_rows("tensor", ENOUGH)
     with pytest.raises(UnknownTensor):
         store.cache_rows("nothing", ENOUGH)
+    with pytest.raises(BadArgument, match=r"no rows of 'refused' are kept here; have them kept by cache_rows"):
+        store.row_cache("refused")
+    with pytest.raises(RuleMismatch):
+        store.row_cache("tensor")

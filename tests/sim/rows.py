@@ -11,7 +11,7 @@ import numpy.typing as npt
 from psstore import _core
 from psstore.client.row_bounds import Bounds
 from psstore.client.row_cache import KeptPull, RowCache
-from psstore.client.row_frames import pulled, pulled_frames, row_dim, written, written_pieces
+from psstore.client.row_frames import pulled, pulled_frames, row_dim, with_rows, written, written_pieces
 from psstore.client.tables import RULES, table_seed
 from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
@@ -128,7 +128,7 @@ def pushed(plan: Plan, table: Tensor, ways: Router, *, rank: int, life: int, rou
 def assigned(table: Tensor, ids: Ids, values: Array, ways: Router) -> list[Transfer]:
     """Frames with new values of rows."""
     grouped = _core.GroupedIds(ids, PARTITION_BITS)
-    pieces = (one for one in written_pieces("assign_rows", table, grouped, ways) if one.num_bytes)
+    pieces = with_rows(written_pieces("assign_rows", table, grouped, ways))
     return written(table, grouped, values, pieces)
 
 

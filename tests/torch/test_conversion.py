@@ -66,6 +66,39 @@ def test_only_those_that_are_named_are_replaced(store: Store) -> None:
         embeddings_in_store(model, store, only=["user"])
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [(None, "bfloat16"), ("float32", "float32")])
+def test_a_model_in_bfloat16_goes_on_in_it_and_so_do_its_rows_unless_told_otherwise(
+    store: Store, dtype: str | None, kept: str
+) -> None:
+    model = nn.ModuleList([nn.Embedding(ROWS, DIM), nn.EmbeddingBag(ROWS, DIM, mode="sum")]).to(torch.bfloat16)
+    names = ["0", "1"]
+    tables = embeddings_in_store(model, store, rule="sgd", dtype=dtype, cache_bytes=1 << 20, lr=1.0)
+    assert [store.describe(name).spec.dtype for name in names] == [kept, kept]
+    ids = torch.tensor([[3, 7], [7, 7]])
+    weights = [torch.zeros(ROWS, DIM) for _ in names]
+    for weight, name in zip(weights, names, strict=True):
+        weight[[3, 7]] = torch.from_numpy(store.pull_rows(name, [3, 7]))
+    wide = [nn.Embedding(ROWS, DIM, _weight=weights[0]), nn.EmbeddingBag(ROWS, DIM, mode="sum", _weight=weights[1])]
+    for of_store, of_torch in zip(model, wide, strict=True):
+        found, expected = of_store(ids), of_torch.to(torch.bfloat16)(ids)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, expected)
+        found.sum().backward()
+    dense = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.0)
+    DistributedOptimizer(optimizer, store, dense.named_parameters(), tables=tables).step()
+    for weight, name in zip(weights, names, strict=True):
+        after = torch.from_numpy(store.pull_rows(name, [3, 7]))
+        steps = weight[[3, 7]] - torch.tensor([[1.0], [3.0]])
+        assert torch.equal(after, steps) if kept == "float32" else torch.allclose(after, steps, rtol=2**-7)
+        assert store.row_cache(name).asked_rows == 2
+
+
+def test_lookups_are_in_a_dtype_that_rows_travel_in(store: Store) -> None:
+    with pytest.raises(UsageError, match=r"lookup_dtype of table 't' is torch.float16; lookups give"):
+        Embedding("t", DIM, store, lookup_dtype=torch.float16)
+
+
 def tied() -> nn.Module:
     model = nn.ModuleDict({"words": nn.Embedding(ROWS, DIM), "head": nn.Linear(DIM, ROWS, bias=False)})
     model["head"].weight = model["words"].weight
@@ -85,7 +118,7 @@ def within(module: nn.Module) -> nn.Module:
         (tied, "'words'.*'words', 'head' have one weight"),
         (lambda: within(nn.Embedding(ROWS, DIM, max_norm=1.0)), "'1'.*max_norm=1.0"),
         (lambda: within(nn.EmbeddingBag(ROWS, DIM, scale_grad_by_freq=True)), "'1'.*scale_grad_by_freq"),
-        (lambda: within(nn.Embedding(ROWS, DIM, dtype=torch.bfloat16)), "'1'.*bfloat16"),
+        (lambda: within(nn.Embedding(ROWS, DIM, dtype=torch.float16)), "'1'.*float16, and rows are"),
         (lambda: within(Positions(ROWS, DIM)), "'1'.*Positions"),
         (lambda: within(nn.Embedding(2, 2, padding_idx=0, _weight=torch.ones(2, 2))), "'1'.*padding, 0"),
         (lambda: nn.Embedding(ROWS, DIM), "''.*the model itself"),

@@ -28,6 +28,7 @@ from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
 from psstore.client.row_bounds import Bounds
+from psstore.client.row_cache import RowCacheUse
 from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
 from psstore.client.tables import Ids, Tables
@@ -268,6 +269,14 @@ class Operations:
         Raises UnknownTensor, RuleMismatch, BadArgument.
         """
         await self.tables.cache(name, whole("max_bytes", max_bytes), codec=codec)
+
+    async def row_cache(self, name: str) -> RowCacheUse:
+        """How many rows of the table `cache_rows` keeps in this process, and what it has saved since it began: rows
+        that were asked for, those of them that did not travel, and their bytes; `hit_rate` is the one by the other.
+
+        Raises UnknownTensor, RuleMismatch; BadArgument where no rows of the table are kept.
+        """
+        return await self.tables.cache_use(name)
 
     async def assign_rows(self, name: str, ids: Array, rows: Array, *, codec: str | None = None) -> None:
         """Sets rows of a table, at once and exactly once, whether they were there or not. The state that the update

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,24 @@ MOST_ROWS = 1 << 31
 """As many as there may be, whatever memory they may take: their numbers have 32 bits."""
 
 
+class RowCacheUse(NamedTuple):
+    """What a cache of rows has been good for since it began."""
+
+    num_rows: int
+    """Rows that are kept now."""
+    asked_rows: int
+    """Rows that pulls have asked for, each once in a pull."""
+    unchanged_rows: int
+    """Rows that were asked for, kept, and had not changed, so that they did not travel."""
+    saved_bytes: int
+    """Bytes of the rows that did not travel."""
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of the rows asked for that did not travel; 0 before any was."""
+        return self.unchanged_rows / self.asked_rows if self.asked_rows else 0.0
+
+
 class RowCache:
     """Rows of one table that travelled in one encoding, so many at most."""
 
@@ -39,6 +57,12 @@ class RowCache:
         if max_bytes < kept_bytes:
             raise BadArgument(f"max_bytes is {max_bytes}; a row of {table.spec.name!r} takes {kept_bytes}")
         self.rows = _core.RowCache(row_bytes, min(max_bytes // kept_bytes, MOST_ROWS), len(table.shards))
+
+    @property
+    def use(self) -> RowCacheUse:
+        rows = self.rows
+        unchanged = rows.num_unchanged
+        return RowCacheUse(rows.num_rows, rows.num_taken, unchanged, unchanged * rows.row_bytes)
 
 
 class RowCaches:
@@ -58,6 +82,15 @@ class RowCaches:
         there = self.of(table, encoding)
         if there is None or there.max_bytes != max_bytes:
             self._by_name[name] = made
+
+    def use_of(self, table: Tensor) -> RowCacheUse:
+        """Raises BadArgument where no rows of the table are kept."""
+        name = table.spec.name
+        if name not in self._by_name:
+            raise BadArgument(f"no rows of {name!r} are kept here; have them kept by cache_rows({name!r}, max_bytes)")
+        there = self.of(table, self._by_name[name].encoding)
+        assert there is not None, "it has that encoding"
+        return there.use
 
     def of(self, table: Tensor, encoding: str) -> RowCache | None:
         """The cache of that table's rows in that encoding; None: they are not kept. A table that was dropped and
@@ -102,7 +135,7 @@ class _AskedFrame:
 
     def __init__(self, frame: RowFrame) -> None:
         self._frame = frame
-        self.pieces = [(one.partition, one.begin, one.end, 0) for one in frame.pieces]
+        self.pieces = [(partition, begin, end, 0) for _, partition, begin, end in frame.pieces]
         """(partition, begin, end, bytes that came) of each."""
         self.came: Bytes = np.empty(0, np.uint8)
         """What came of all pieces, one after the other."""

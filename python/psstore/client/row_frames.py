@@ -18,34 +18,30 @@ from psstore.types import ID_BYTES, Tensor
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Piece(NamedTuple):
-    """Rows [begin, end) of the grouped ids, which are all of one partition."""
-
-    way: int
-    partition: int
-    begin: int
-    end: int
-    row_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return (self.end - self.begin) * self.row_bytes
+Piece = tuple[int, int, int, int]
+"""(way, partition, begin, end): rows [begin, end) of the grouped ids, which are all of one partition. A step makes one
+for each partition several times: a tuple costs a third of what one with names does."""
 
 
 def written_pieces(
     what: str, table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str = "float32"
-) -> Iterator[Piece]:
+) -> list[Piece]:
     """Every partition, also one without a row: a contribution is to all of the table. Raises BadArgument that names
     `what` if a partition's rows are more than a frame holds. `encoding`: float32, or the codec that rows travel in."""
-    begins, row_bytes = grouped.begins, ID_BYTES + payload_bytes(encoding, row_dim(table))
-    for partition, way in enumerate(ways.of(table)):
-        piece = Piece(way, partition, begins[partition], begins[partition + 1], row_bytes)
-        if piece.num_bytes > _core.MAX_PAYLOAD_BYTES:
-            raise BadArgument(
-                f"{what}: {piece.end - piece.begin} rows of one partition are {piece.num_bytes} bytes, and a frame"
-                f" holds {_core.MAX_PAYLOAD_BYTES}; send fewer rows at a time"
-            )
-        yield piece
+    begins, row_bytes = grouped.begins, _written_bytes(table, encoding)
+    pieces = [(way, part, begins[part], begins[part + 1]) for part, way in enumerate(ways.of(table))]
+    most = max(end - begin for _, _, begin, end in pieces)
+    if most * row_bytes > _core.MAX_PAYLOAD_BYTES:
+        raise BadArgument(
+            f"{what}: {most} rows of one partition are {most * row_bytes} bytes, and a frame holds"
+            f" {_core.MAX_PAYLOAD_BYTES}; send fewer rows at a time"
+        )
+    return pieces
+
+
+def with_rows(pieces: Iterable[Piece]) -> list[Piece]:
+    """The pieces that are not empty."""
+    return [piece for piece in pieces if piece[2] < piece[3]]
 
 
 def written(
@@ -61,7 +57,8 @@ def written(
     dtype = dtype_of(encoding)
     packed = np.empty(grouped.packed_bytes(row_dim(table), _core.DTYPES[dtype]), np.uint8)
     grouped.pack(rows, row_dim(table), packed, _core.DTYPES[dtype], residuals)
-    return [Transfer(frame.way, frame.push_table(table, dtype), frame.segments(packed)) for frame in _frames(pieces)]
+    frames = _frames(pieces, _written_bytes(table, encoding))
+    return [Transfer(frame.way, frame.push_table(table, dtype), frame.segments(packed)) for frame in frames]
 
 
 def pulled(
@@ -77,31 +74,38 @@ def pulled(
 
 def pulled_frames(table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str) -> list[RowFrame]:
     """The frames of a pull of the grouped ids."""
-    return _frames(_pulled_pieces(table, grouped, ways, encoding))
+    row_bytes = payload_bytes(encoding, row_dim(table))
+    return _frames(_pulled_pieces(table, grouped, ways, row_bytes), row_bytes)
 
 
 class RowFrame(NamedTuple):
     """Pieces that go over one way together."""
 
     way: int
+    row_bytes: int
+    """Bytes of one row in the frame."""
     pieces: list[Piece]
 
     def push_table(self, table: Tensor, dtype: str) -> _core.SliceTable:
         rows = _core.DTYPES["rows" if dtype == "float32" else f"rows_{dtype}"]
-        return _core.SliceTable([(table.key(one.partition), one.num_bytes, rows) for one in self.pieces])
+        first, row_bytes = table.key(0), self.row_bytes
+        entries = [(first + part, (end - begin) * row_bytes, rows) for _, part, begin, end in self.pieces]
+        return _core.SliceTable(entries)
 
     def pull_table(self, table: Tensor, dtype: int) -> _core.SliceTable:
-        asked = _core.SliceTable([(table.key(one.partition), 0, dtype) for one in self.pieces])
-        return asked.with_versions([one.end - one.begin for one in self.pieces])
+        first = table.key(0)
+        asked = _core.SliceTable([(first + part, 0, dtype) for _, part, _, _ in self.pieces])
+        return asked.with_versions([end - begin for _, _, begin, end in self.pieces])
 
     def segments(self, memory: Memory) -> _core.Segments:
         """Memory of the pieces, in what all rows have one after the other."""
-        row_bytes = self.pieces[0].row_bytes
+        row_bytes = self.row_bytes
         return _core.Segments([memory[begin * row_bytes : end * row_bytes] for begin, end in self._runs()])
 
     def destination(self, memory: Memory) -> _core.Segments:
         """Memory of each piece."""
-        ranges = [memory[one.begin * one.row_bytes : one.end * one.row_bytes] for one in self.pieces]
+        row_bytes = self.row_bytes
+        ranges = [memory[begin * row_bytes : end * row_bytes] for _, _, begin, end in self.pieces]
         return _core.Segments(ranges, writable=True)
 
     def ids(self, grouped: _core.GroupedIds) -> bytes:
@@ -110,12 +114,12 @@ class RowFrame(NamedTuple):
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Where the pieces' rows are among the grouped ids, those together that follow each other: where there is one
         shard, all of them."""
-        first, last = self.pieces[0].begin, self.pieces[0].begin
-        for piece in self.pieces:
-            if piece.begin != last:
+        first = last = self.pieces[0][2]
+        for _, _, begin, end in self.pieces:
+            if begin != last:
                 yield first, last
-                first = piece.begin
-            last = piece.end
+                first = begin
+            last = end
         yield first, last
 
 
@@ -128,24 +132,37 @@ def row_dim(table: Tensor) -> int:
 # ---- how ----
 
 
-def _pulled_pieces(table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str) -> Iterator[Piece]:
+def _written_bytes(table: Tensor, encoding: str) -> int:
+    """Bytes of a row in a contribution, with its id."""
+    return ID_BYTES + payload_bytes(encoding, row_dim(table))
+
+
+def _pulled_pieces(table: Tensor, grouped: _core.GroupedIds, ways: Router, row_bytes: int) -> list[Piece]:
     """Runs of rows of one partition, none larger than a frame."""
-    begins, row_bytes = grouped.begins, payload_bytes(encoding, row_dim(table))
+    begins = grouped.begins
     most = max(1, FRAME_BYTES // row_bytes)
+    pieces: list[Piece] = []
     for partition, way in enumerate(ways.of(table)):
-        for begin in range(begins[partition], begins[partition + 1], most):
-            yield Piece(way, partition, begin, min(begin + most, begins[partition + 1]), row_bytes)
+        begin, last = begins[partition], begins[partition + 1]
+        while begin < last:
+            end = min(begin + most, last)
+            pieces.append((way, partition, begin, end))
+            begin = end
+    return pieces
 
 
-def _frames(pieces: Iterable[Piece]) -> list[RowFrame]:
+def _frames(pieces: Iterable[Piece], row_bytes: int) -> list[RowFrame]:
     """The pieces in frames of about FRAME_BYTES, in their order on each way."""
     frames: list[RowFrame] = []
-    open_frames: dict[int, tuple[RowFrame, int]] = {}
+    open_pieces: dict[int, list[Piece]] = {}
+    room_bytes: dict[int, int] = {}
     for piece in pieces:
-        frame, num_bytes = open_frames.get(piece.way, (None, 0))
-        if frame is None or num_bytes + piece.num_bytes > FRAME_BYTES or len(frame.pieces) == _core.MAX_SLICES:
-            frame, num_bytes = RowFrame(piece.way, []), 0
-            frames.append(frame)
-        frame.pieces.append(piece)
-        open_frames[piece.way] = frame, num_bytes + piece.num_bytes
+        way, _, begin, end = piece
+        room = room_bytes.get(way, -1) - (end - begin) * row_bytes
+        if room < 0 or len(open_pieces[way]) == _core.MAX_SLICES:
+            frames.append(RowFrame(way, row_bytes, []))
+            open_pieces[way] = frames[-1].pieces
+            room = FRAME_BYTES - (end - begin) * row_bytes
+        open_pieces[way].append(piece)
+        room_bytes[way] = room
     return frames

@@ -20,8 +20,8 @@ from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_cache import KeptPull, RowCaches
-from psstore.client.row_frames import pulled, pulled_frames, row_dim, written, written_pieces
+from psstore.client.row_cache import KeptPull, RowCaches, RowCacheUse
+from psstore.client.row_frames import pulled, pulled_frames, row_dim, with_rows, written, written_pieces
 from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
 from psstore.codec.codecs import dtype_of, is_dtype, payload_bytes
@@ -122,7 +122,7 @@ class Tables:
             unique, counts = np.unique(numbers, return_counts=True)
             raise BadArgument(f"{what}: id {unique[counts > 1][0]} comes twice; a row can be assigned one value")
         ways = self._context.client.ways
-        pieces = (one for one in written_pieces(what, table, grouped, ways, encoding) if one.num_bytes)
+        pieces = with_rows(written_pieces(what, table, grouped, ways, encoding))
         with _saying_the_bound(table):
             await self._writing.assign_rows(table, written(table, grouped, given.data, pieces, encoding))
 
@@ -192,6 +192,9 @@ class Tables:
     async def cache(self, name: str, max_bytes: int, *, codec: str | None) -> None:
         table = await self._context.schema.find_table(name)
         self._caches.keep(table, row_encoding(f"cache_rows {name!r}", codec, table.spec.dtype), max_bytes)
+
+    async def cache_use(self, name: str) -> RowCacheUse:
+        return self._caches.use_of(await self._context.schema.find_table(name))
 
     async def export(self, name: str, path: Path, *, wait_s: float | None, hold: Hold) -> None:
         from psstore.checkpoint.exchange.table_file import write_table

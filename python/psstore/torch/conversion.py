@@ -17,6 +17,9 @@ from psstore.torch.table_module import Hyper, TableModule
 
 Kind = nn.Embedding | nn.EmbeddingBag
 
+ROW_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""What weights may be in -> what rows of a table are kept in."""
+
 
 def embeddings_in_store(
     model: nn.Module,
@@ -24,7 +27,7 @@ def embeddings_in_store(
     *,
     only: Collection[str] | None = None,
     rule: str = "adagrad",
-    dtype: str = "float32",
+    dtype: str | None = None,
     init: str = "normal(0, 1)",
     seed: int = 0,
     prefix: str = "",
@@ -45,11 +48,13 @@ def embeddings_in_store(
 
     Args:
         only: names of the modules to replace, as `model.named_modules()` has them; None: all.
-        rule, dtype, init, seed, cache_bytes, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
+        rule, init, seed, cache_bytes, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
+        dtype: what rows are kept in, 'float32' or 'bfloat16'; None: as the module's weight. Lookups are in the dtype of
+            the weight in any case, so that the model goes on with what it had.
         prefix: put before the tables' names, to tell models on one store apart.
 
     Raises UsageError, which names the module, for one that a table can't stand in for: with max_norm,
-    scale_grad_by_freq, a weight that other modules use, another dtype than float32, a class of its own, or a row of
+    scale_grad_by_freq, a weight that other modules use, a dtype that rows have not, a class of its own, or a row of
     padding that is not zeros; and if there is none to replace. Nothing is changed then.
     """
     found = list(_to_replace(model, only))
@@ -61,7 +66,8 @@ def embeddings_in_store(
     tables: list[TableModule] = []
     for one in found:
         table_name = f"{prefix}{one.names[0]}"
-        options: dict[str, Any] = {"rule": rule, "dtype": dtype, "init": init, "seed": seed}
+        options: dict[str, Any] = {"rule": rule, "init": init, "seed": seed}
+        options |= {"dtype": dtype or ROW_DTYPES[one.module.weight.dtype], "lookup_dtype": one.module.weight.dtype}
         options |= {"cache_bytes": cache_bytes, "compression": compression}
         table = _table(one.module, table_name, store, **options, **hypers)
         table.train(one.module.training)
@@ -112,7 +118,7 @@ def _check(one: _Found, users: list[str]) -> None:
         ),
         "made with scale_grad_by_freq, and gradients of rows are added up": module.scale_grad_by_freq,
         f"tied: {', '.join(map(repr, users))} have one weight, and a table has no weight to share": len(users) > 1,
-        f"{module.weight.dtype}, and lookups of a table are float32": module.weight.dtype is not torch.float32,
+        f"{module.weight.dtype}, and rows are float32 or bfloat16": module.weight.dtype not in ROW_DTYPES,
         f"one whose row of padding, {module.padding_idx}, is not zeros, as a table has it": (
             isinstance(module, nn.Embedding)
             and module.padding_idx is not None

@@ -14,8 +14,8 @@ class Embedding(TableModule):
     >>> opt = psstore.torch.DistributedOptimizer(opt, store, model.named_parameters(), tables=[items])
     >>> vectors = items(ids)
 
-    `forward` takes integers of any shape, none negative, and returns float32 of that shape and then (dim,), on the ids'
-    device. The arguments are those of `TableModule`.
+    `forward` takes integers of any shape, none negative, and returns `lookup_dtype` of that shape and then (dim,), on
+    the ids' device. The arguments are those of `TableModule`.
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ class EmbeddingBag(TableModule):
     def forward(
         self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns float32 of (bags, dim), on the ids' device.
+        """Returns `lookup_dtype` of (bags, dim), on the ids' device.
 
         `ids`: integers, none negative; (bags, ids of a bag), or flat with `offsets`, the place of each bag's first one.
         `per_sample_weights`: a factor for each id, in its shape, with mode 'sum'; it gets a gradient, too.

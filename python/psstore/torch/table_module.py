@@ -84,8 +84,10 @@ class TableModule(torch.nn.Module):
         name: of the table in the store.
         dim: elements of a row.
         store: a connected `psstore.Store`; to train, a worker's.
-        rule, dtype, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit. Lookups and
-            gradients are float32 also where rows are kept in 'bfloat16', and then rows travel in that.
+        rule, dtype, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit. Lookups are
+            float32 also where rows are kept in 'bfloat16', and then rows travel in that.
+        lookup_dtype: what lookups give, torch.float32 or torch.bfloat16, to which rows that are kept in float32 are
+            rounded; gradients are added up in float32 either way.
         padding_idx: an id that stands for nothing: its row is zeros, and gets no gradient.
         cache_bytes: of memory in this process for rows that were looked up: those that have not changed since do not
             travel again, and what `prefetch` announces travels before the step (docs/rows.md, 'A cache of hot rows').
@@ -93,7 +95,7 @@ class TableModule(torch.nn.Module):
             one, or a psstore.torch.Compression (docs/rows.md, 'Fewer bytes').
         hypers: of the rule, under torch's names: lr, betas, eps, … What is not given has torch's default.
 
-    Raises BadHyper for one that the rule has not, BadArgument for a codec that rows have not.
+    Raises BadHyper for one that the rule has not, BadArgument for a codec that rows have not, UsageError.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class TableModule(torch.nn.Module):
         *,
         rule: str = "adagrad",
         dtype: str = "float32",
+        lookup_dtype: torch.dtype = torch.float32,
         init: str = "normal(0, 0.01)",
         seed: int = 0,
         max_rows: int | None = None,
@@ -120,6 +123,10 @@ class TableModule(torch.nn.Module):
             raise UsageError(
                 f"padding_idx of table {name!r} is {padding_idx}, and a table has no end to count from: give the id"
             )
+        if lookup_dtype not in (torch.float32, torch.bfloat16):
+            raise UsageError(
+                f"lookup_dtype of table {name!r} is {lookup_dtype}; lookups give torch.float32 or torch.bfloat16"
+            )
         self.compression = Compression.of(compression)
         for way, codec in (("push", self.compression.push), ("pull", self.compression.pull)):
             row_encoding(f"table {name!r}: {way}", codec)
@@ -127,6 +134,7 @@ class TableModule(torch.nn.Module):
         """The table's name in the store."""
         self.dim = dim
         self.rule = rule
+        self.lookup_dtype = lookup_dtype
         self.padding_idx = padding_idx
         self.hypers: dict[str, Any]
         """Hyper-parameters, under torch's names, which are read at every step: `items.hypers["lr"] = 0.05` counts from
@@ -171,8 +179,8 @@ class TableModule(torch.nn.Module):
         return row_encoding("push", self.compression.push) != "float32"
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the rows, as every step in them that this worker was told of left them: float32 of the ids' shape and
-        then (dim,), on the ids' device. The gradient of each is left when backward comes by.
+        """Returns the rows, as every step in them that this worker was told of left them: lookup_dtype of the ids'
+        shape and then (dim,), on the ids' device. The gradient of each is left when backward comes by.
 
         Raises UsageError for what is no tensor of integers.
         """
@@ -224,11 +232,16 @@ class TableModule(torch.nn.Module):
 
     def _keep_rows(self) -> None:
         if self._cache_bytes is not None:
-            self._store.cache_rows(self.table, self._cache_bytes, codec=self.compression.pull)
+            self._store.cache_rows(self.table, self._cache_bytes, codec=self._pull_codec)
+
+    @property
+    def _pull_codec(self) -> str:
+        is_narrow = self.lookup_dtype is torch.bfloat16 and self.compression.pull == "none"
+        return "bf16" if is_narrow else self.compression.pull
 
     def _pull(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = torch.empty(len(ids), self.dim)
-        self._store.pull_rows(self.table, ids, out=rows, codec=self.compression.pull)
+        rows = torch.empty(len(ids), self.dim, dtype=self.lookup_dtype)
+        self._store.pull_rows(self.table, ids, out=rows, codec=self._pull_codec)
         return rows
 
     def _check_ids(self, ids: torch.Tensor) -> None:
@@ -241,7 +254,7 @@ class TableModule(torch.nn.Module):
         return hyper_of(RULES[self.rule], self.hypers)
 
     def _leave(self, ids: torch.Tensor, lookup: int, gradient: torch.Tensor) -> None:
-        gradients = gradient.reshape(len(ids), self.dim)
+        gradients = gradient.reshape(len(ids), self.dim).to(torch.float32)
         if self.padding_idx is not None:
             is_row = ids != self.padding_idx
             ids, gradients = ids[is_row], gradients[is_row]
