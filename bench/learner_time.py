@@ -22,7 +22,7 @@ from bench.machine import machine
 from bench.processes import preload
 from bench.report import Cell, Report, Table
 
-LOSS, QUICK_LOSS = 2.0, 2.6
+LOSS, QUICK_LOSS = 2.2, 2.6
 
 WINDOWS = 8
 """In a learner's step: few, so that what is slept is most of it."""
