@@ -37,6 +37,8 @@ SUBJECTS = (
     "fan_out",
     "learners",
     "learner_links",
+    "learner_loss",
+    "learner_time",
     "graces",
     "staleness",
     "rows",

@@ -118,15 +118,15 @@ def _look(link: Connection, hosts: Hosts, index: int) -> None:
     """In a process of its own, until it is told None: again and again, from one word to the next."""
     hosts.move_to(index)
     while link.recv() is not None:
-        looks = [_look_once(hosts.interface)]
+        looks = [look_at(hosts.interface)]
         link.send("looking")
         while not link.poll(PERIOD_S):
-            looks.append(_look_once(hosts.interface))
+            looks.append(look_at(hosts.interface))
         link.recv()
-        link.send([*looks, _look_once(hosts.interface)])
+        link.send([*looks, look_at(hosts.interface)])
 
 
-def _look_once(interface: str) -> Look:
+def look_at(interface: str) -> Look:
     """proc(5): of this thread's network, bytes received and sent are the first and the ninth number."""
     with open("/proc/thread-self/net/dev") as counters:
         line = next(line for line in counters if line.strip().startswith(f"{interface}:"))
