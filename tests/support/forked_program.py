@@ -34,13 +34,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-OF_A_RUN = (
-    *("PSSTORE_", "PYTEST_CURRENT_TEST", "TMPDIR", "KMP_", "TORCHINDUCTOR_"),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+READ_AT_ONCE = (
+    *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "UVLOOP_"),
+    *("OMP_", "GOMP_", "MKL_", "OPENBLAS_", "NPY_", "ATEN_", "TORCH_", "PYTORCH_"),
 )
-"""Variables that are looked at as a program runs, and those that scikit-learn and torch's compiler set for themselves
-where they are imported. Where others differ from those of what would be forked, a process is started: an interpreter
-and libraries read theirs as they begin."""
+"""Variables that an interpreter and libraries read as they begin. Where these differ from those of what would be
+forked, a process is started; the others a forked one finds as it would have."""
+
+OF_LIGHTNING = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Which it leaves in the variables of whoever imports it."""
 
 ROOM_BYTES = 16384
 """For a command line, and for variables, as others see them: a process has the room that it was started with."""
@@ -91,7 +93,9 @@ def program_of(command: object) -> Program | None:
 
 def lasting(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that may have been looked at already."""
-    return {name: value for name, value in environ.items() if not name.startswith(OF_A_RUN)}
+    read = {name: value for name, value in environ.items() if name.startswith(READ_AT_ONCE)}
+    read.pop(OF_LIGHTNING, None)
+    return read
 
 
 def num_threads() -> int:
