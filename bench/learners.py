@@ -1,6 +1,6 @@
 """What share of its learners' time a store with a quorum and a grace keeps, beside one that waits for all.
 
-    python -m bench.learners [--quick] [--json FILE]
+    python -m bench.learners [--quick] [--case NAME] [--json FILE]
 
 Learners of DiLoCo share a small model every ten steps. A step's compute is slept, and not computed, and so is what a
 program takes to start: what is measured is who waits for whom, on a machine with fewer processors than learners. Only
@@ -68,6 +68,7 @@ class Counts(Protocol):
 class Case:
     """What is wrong with the learners."""
 
+    name: str
     title: str
     slowness: Sequence[float]
     """Of each, how many times as long it takes."""
@@ -87,17 +88,18 @@ class Case:
 
 
 CASES = (
-    Case("4 learners, one 4 × slower", slowness=(1.0, 1.0, 1.0, 4.0)),
-    Case("8 learners, one in 4.5 s is killed", slowness=(1.0,) * 8, between_kills_s=4.5, target=0.88),
+    Case("slow", "4 learners, one 4 × slower", slowness=(1.0, 1.0, 1.0, 4.0)),
+    Case("killed", "8 learners, one in 4.5 s is killed", slowness=(1.0,) * 8, between_kills_s=4.5, target=0.88),
 )
 
 
 def learners(chosen: argparse.Namespace) -> Report:
     preload("bench.learners_worker", "torch._dynamo")  # which torch's optimizers import when the first one is made
     turns, duration_s = (1, 20.0) if chosen.quick else (5, 40.0)
-    shares: dict[str, dict[str, list[float]]] = {case.title: {QUORUM: [], ALL: [], DATA_PARALLEL: []} for case in CASES}
+    cases = [case for case in CASES if chosen.case in (None, case.name)]
+    shares: dict[str, dict[str, list[float]]] = {case.title: {QUORUM: [], ALL: [], DATA_PARALLEL: []} for case in cases}
     for turn in range(turns):
-        for case in CASES:
+        for case in cases:
             for store in (QUORUM, ALL):
                 shares[case.title][store].append(share(case, store, duration_s, seed=turn))
             shares[case.title][DATA_PARALLEL].append(data_parallel_share(case, duration_s, seed=turn))
@@ -117,7 +119,7 @@ def learners(chosen: argparse.Namespace) -> Report:
                         *(spread(float(np.median(one)), min(one), max(one)) for one in shares[case.title].values()),
                         case.target,
                     ]
-                    for case in CASES
+                    for case in cases
                 ],
             )
         ],
@@ -210,7 +212,11 @@ def _team(case: Case, url: str) -> Iterator[Team]:
         team.end()
 
 
-SUBJECT = Subject("learners", __doc__.splitlines()[0], learners)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--case", choices=[case.name for case in CASES], help="only this one")
+
+
+SUBJECT = Subject("learners", __doc__.splitlines()[0], learners, add_options)
 
 if __name__ == "__main__":
     run(SUBJECT)

@@ -528,7 +528,7 @@ def test_a_training_by_stale_gradients_is_the_same_for_the_same_seed() -> None:
 def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "START_S", 0.1)
     monkeypatch.setattr(learners, "STEP_S", 0.01)
-    case = learners.Case("killed", slowness=(1.0,) * 4, between_kills_s=1.0)
+    case = learners.Case("killed", "killed", slowness=(1.0,) * 4, between_kills_s=1.0)
     schedule = learners.kills(case, 3.0, seed=1)
     assert schedule == learners.kills(case, 3.0, seed=1) != learners.kills(case, 3.0, seed=2)
     assert schedule == sorted(schedule)
@@ -538,7 +538,7 @@ def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted(monkeypat
 
 
 def test_data_parallel_training_goes_back_to_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = learners.Case("killed", slowness=(1.0,) * 4, between_kills_s=1.0)
+    killed = learners.Case("killed", "killed", slowness=(1.0,) * 4, between_kills_s=1.0)
     monkeypatch.setattr(learners, "kills", lambda case, duration_s, seed: [(5.0, 0), (6.0, 1), (20.0, 2)])
     trained_s = (
         4.0 + 12.0 + (40.0 - 21.5)

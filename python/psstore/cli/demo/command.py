@@ -98,6 +98,12 @@ def demo(
     kill: Annotated[
         bool, typer.Option("--kill", help="With --learners: kill one every two seconds; another joins in its place.")
     ] = False,
+    followers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Train with one worker instead, whose weights so many models follow by what changes of them."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the images.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the last line.")] = False,
 ) -> None:
@@ -111,11 +117,12 @@ def demo(
 
     if kill and learners is None:
         fail("--kill is for --learners: give their number, as --learners 4")
-    if rows or learners is not None:
+    if rows or learners is not None or followers is not None:
         _check_alone(
-            "--rows" if rows else "--learners",
+            "--rows" if rows else "--learners" if learners is not None else "--followers",
             {
                 "--learners": rows and learners is not None,
+                "--followers": (rows or learners is not None) and followers is not None,
                 "--strategy": strategy is not Strategy.ps,
                 "--mode": mode is not Mode.sync,
                 "--compression": compression != "none",
@@ -130,6 +137,9 @@ def demo(
             _show_learners(
                 Console(stderr=as_json), shards=shards, learners=learners, seed=seed, kill=kill, as_json=as_json
             )
+            return
+        if followers is not None:
+            _show_followers(Console(stderr=as_json), shards=shards, followers=followers, seed=seed, as_json=as_json)
             return
         _show_rows(Console(stderr=as_json), shards=shards, workers=workers, seed=seed, as_json=as_json)
         return
@@ -213,6 +223,16 @@ def _show_learners(console: Console, *, shards: int, learners: int, seed: int, k
 
     report = train_learners(console, shards=shards, learners=learners, seed=seed, kill=kill)
     console.print(learners_summary(report))
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+
+
+def _show_followers(console: Console, *, shards: int, followers: int, seed: int, as_json: bool) -> None:
+    _need_packages(digits=True)
+    from psstore.cli.demo.followers import followers_summary, train_followed
+
+    report = train_followed(console, shards=shards, followers=followers, seed=seed)
+    console.print(followers_summary(report))
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
 

@@ -149,7 +149,25 @@ class LearnerProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     accuracy: float
 
 
-Event = WorkerBegan | WorkerProgress | WorkerResult | RowsProgress | LearnerProgress
+class FollowerProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where a follower of `--followers` is."""
+
+    number: int
+    version: int
+    """The last that it has."""
+    versions: int
+    """How many it has had."""
+    num_bytes: int
+    """That came for them."""
+    whole_bytes: int
+    """That they would have been."""
+    accuracy: float
+    """Measured on images that nobody trains on, with the version that it has."""
+    is_verified: bool
+    """The last version, and its hashes are the store's."""
+
+
+Event = WorkerBegan | WorkerProgress | WorkerResult | RowsProgress | LearnerProgress | FollowerProgress
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
