@@ -12,7 +12,7 @@ import torch
 
 from psstore.errors import UsageError
 from psstore.torch.local_step import LocalStep
-from psstore.torch.param_groups import with_reduction
+from psstore.torch.param_groups import with_gradient_options
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.warnings import tell_of_refusal
@@ -37,7 +37,7 @@ class Averaging(LocalStep):
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
         groups = training.optimizer.param_groups
-        specs = [with_reduction(one.spec("reduce", group=REDUCED_GROUP), groups[one.group]) for one in trained]
+        specs = [with_gradient_options(one.spec("reduce", group=REDUCED_GROUP), groups[one.group]) for one in trained]
         create_tensors(training, specs, [one.parameter.detach() for one in trained])
         training.pull(trained)
         split_trained(training, trained)

@@ -23,7 +23,7 @@ from psstore.torch.fragments import Fragment, cut
 from psstore.torch.gradient_step import Hypers
 from psstore.torch.learner_processes import LearnerProcesses, SharedTensor
 from psstore.torch.local_step import LocalStep
-from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of, with_reduction
+from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of, with_gradient_options
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.warnings import quoted, tell_of_refusal
@@ -144,7 +144,7 @@ class LearnerStep(LocalStep):
         fragments = cut(trained, whole, learning.fragments)
         chosen = {one.name: training.compression_of(of) for of, one in zip(trained, whole, strict=True)}
         outer = learning.outer.param_groups[0]
-        specs = [with_reduction(one.spec(learning.rule, group=training.first_group), outer) for one in whole]
+        specs = [with_gradient_options(one.spec(learning.rule, group=training.first_group), outer) for one in whole]
         values = self._gather(trained, whole)
         self._processes.ask(lambda: self._create(specs, values))
         self._push_codecs = {name: one.push for name, one in chosen.items() if one.push != "none"}

@@ -122,7 +122,7 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
     return {name: float(named[name]) for name in known}
 
 
-def with_reduction(spec: TensorSpec, group: ParamGroup) -> TensorSpec:
+def with_gradient_options(spec: TensorSpec, group: ParamGroup) -> TensorSpec:
     """The tensor as that parameter group has its gradients reduced over the workers, or compensated. Raises
     UsageError."""
     reduction, trim = group.get("reduction", "mean"), group.get("trim", 0)

@@ -10,7 +10,7 @@ import torch
 from psstore.torch.change_detection import ExternalUpdates
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
-from psstore.torch.param_groups import check_hyper, hyper_of, rule_of, with_reduction
+from psstore.torch.param_groups import check_hyper, hyper_of, rule_of, with_gradient_options
 from psstore.torch.parameters import Trained, mark_written
 from psstore.torch.part_tensors import create_parts
 from psstore.torch.training import Training, create_tensors, split_trained
@@ -78,7 +78,7 @@ class StoreStep(GradientStep):
         training = self._training
         group = training.optimizer.param_groups[one.group]
         rule = rule_of(training.optimizer, group)
-        return with_reduction(one.spec(rule, group=training.first_group + one.group), group)
+        return with_gradient_options(one.spec(rule, group=training.first_group + one.group), group)
 
     def _prepare(self) -> None:
         training = self._training

@@ -16,7 +16,7 @@ from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import local_initial_state
-from psstore.torch.param_groups import RULES, with_reduction
+from psstore.torch.param_groups import RULES, with_gradient_options
 from psstore.torch.parameters import Trained, gradient_name
 from psstore.torch.training import Training, create_tensors
 from psstore.torch.warnings import quoted, warn
@@ -46,7 +46,7 @@ class WorkerStep(GradientStep):
         training = self._training
         chosen = [self._compression_of(one) for one in trained]
         groups = training.optimizer.param_groups
-        gradients = [with_reduction(one.gradient_spec(), groups[one.group]) for one in trained]
+        gradients = [with_gradient_options(one.gradient_spec(), groups[one.group]) for one in trained]
         create_tensors(
             training,
             [*(one.spec("assign") for one in trained), *gradients],

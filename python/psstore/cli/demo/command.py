@@ -28,6 +28,7 @@ from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.panel import Panel
 
 
 def demo(
@@ -117,12 +118,12 @@ def demo(
 
     if kill and learners is None:
         fail("--kill is for --learners: give their number, as --learners 4")
-    if rows or learners is not None or followers is not None:
+    others = {"--rows": rows, "--learners": learners is not None, "--followers": followers is not None}
+    if asked := [option for option, is_asked in others.items() if is_asked]:
         _check_alone(
-            "--rows" if rows else "--learners" if learners is not None else "--followers",
+            asked[0],
             {
-                "--learners": rows and learners is not None,
-                "--followers": (rows or learners is not None) and followers is not None,
+                **dict.fromkeys(asked[1:], True),
                 "--strategy": strategy is not Strategy.ps,
                 "--mode": mode is not Mode.sync,
                 "--compression": compression != "none",
@@ -212,9 +213,7 @@ def _show_rows(console: Console, *, shards: int, workers: int, seed: int, as_jso
     from psstore.cli.demo.rows import rows_summary, train_rows
 
     report = train_rows(console, shards=shards, workers=workers, seed=seed)
-    console.print(rows_summary(report))
-    if as_json:
-        typer.echo(msgspec.json.encode(report).decode())
+    _tell(console, report, rows_summary(report), as_json=as_json)
 
 
 def _show_learners(console: Console, *, shards: int, learners: int, seed: int, kill: bool, as_json: bool) -> None:
@@ -222,9 +221,7 @@ def _show_learners(console: Console, *, shards: int, learners: int, seed: int, k
     from psstore.cli.demo.learners import learners_summary, train_learners
 
     report = train_learners(console, shards=shards, learners=learners, seed=seed, kill=kill)
-    console.print(learners_summary(report))
-    if as_json:
-        typer.echo(msgspec.json.encode(report).decode())
+    _tell(console, report, learners_summary(report), as_json=as_json)
 
 
 def _show_followers(console: Console, *, shards: int, followers: int, seed: int, as_json: bool) -> None:
@@ -232,7 +229,11 @@ def _show_followers(console: Console, *, shards: int, followers: int, seed: int,
     from psstore.cli.demo.followers import followers_summary, train_followed
 
     report = train_followed(console, shards=shards, followers=followers, seed=seed)
-    console.print(followers_summary(report))
+    _tell(console, report, followers_summary(report), as_json=as_json)
+
+
+def _tell(console: Console, report: msgspec.Struct, summary: Panel, *, as_json: bool) -> None:
+    console.print(summary)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
 

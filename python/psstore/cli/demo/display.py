@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -53,7 +54,7 @@ class Curve:
         return sparkline([sum(point) / len(point) for _, point in sorted(self._points.items())])
 
 
-class LiveLines:
+class LiveLines(ABC):
     """A context manager: a bar and a status for each process that trains, in a terminal, under the title."""
 
     def __init__(
@@ -84,13 +85,22 @@ class LiveLines:
     ) -> None:
         self._progress.stop()
 
+    @abstractmethod
+    def deliver(self, line: Line) -> None:
+        """Takes every line that the launcher reads."""
+
+    def _pass_on(self, line: Line) -> None:
+        """Shows one that is no event, unless the store says that all is well."""
+        if line.is_error or line.source != "store":
+            self._console.print(f"[{line.source}] {line.text.decode(errors='replace')}", markup=False, soft_wrap=True)
+
     def _print(self, line: str | Text) -> None:
         """As one line, however long: a traceback that is cut at 80 columns can't be read."""
         self._console.print(line, soft_wrap=True, highlight=False)
 
 
 class Display(LiveLines):
-    """Shows the training on digits; `deliver` takes every line that the launcher reads.
+    """Shows the training on digits.
 
     Args:
         how: the strategy, for people.
@@ -152,26 +162,32 @@ class Display(LiveLines):
             )
 
 
+def done(rows: Iterable[tuple[str, str]], *, colour: str = "green") -> Panel:
+    """The result of a run, in a frame: what, and what it came to."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    for what, result in rows:
+        table.add_row(what, result)
+    return Panel(table, title="done", title_align="left", border_style=colour, expand=False)
+
+
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def summary(report: Report) -> Panel:
-    """The result, in a frame."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column()
     good = "green" if report.accuracy >= 0.97 else "yellow"
-    table.add_row(
-        "test accuracy", f"[bold {good}]{report.accuracy:.2%}[/] of {report.test_images:,} images not trained on"
-    )
-    table.add_row("images/s", f"{report.images_per_s:,.0f} over all workers")
-    table.add_row("sent, received", f"{_megabytes(report.bytes_pushed)}, {_megabytes(report.bytes_pulled)}")
-    table.add_row("staleness seen", f"at most {count(report.max_staleness, 'round')}")
-    table.add_row("time", f"{report.seconds:.1f} s")
+    rows = [
+        ("test accuracy", f"[bold {good}]{report.accuracy:.2%}[/] of {report.test_images:,} images not trained on"),
+        ("images/s", f"{report.images_per_s:,.0f} over all workers"),
+        ("sent, received", f"{_megabytes(report.bytes_pushed)}, {_megabytes(report.bytes_pulled)}"),
+        ("staleness seen", f"at most {count(report.max_staleness, 'round')}"),
+        ("time", f"{report.seconds:.1f} s"),
+    ]
     if report.max_abs_weight_diff is not None:
-        table.add_row("one process", _comparison(report.max_abs_weight_diff))
-    return Panel(table, title="done", title_align="left", border_style=good, expand=False)
+        rows.append(("one process", _comparison(report.max_abs_weight_diff)))
+    return done(rows, colour=good)
 
 
 def crash_hashes(report: CrashReport) -> str:

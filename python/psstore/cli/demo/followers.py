@@ -6,7 +6,6 @@ python -m psstore.cli.demo.followers SETTINGS-AS-JSON [NUMBER DESCRIPTOR]
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -17,19 +16,18 @@ import msgspec
 import torch
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 from torch import nn
 
 import psstore
 import psstore.torch
+from psstore.cli.demo import training
 from psstore.cli.demo.data import Digits, load
-from psstore.cli.demo.display import LiveLines, count
+from psstore.cli.demo.display import LiveLines, count, done
 from psstore.cli.demo.messages import FollowerProgress, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
-from psstore.cli.demo.training import fail_for
 from psstore.cli.demo.worker import seeded_model
 from psstore.launch.environment import find_gpus
-from psstore.launch.job import Job, run_job
+from psstore.launch.job import Job
 from psstore.launch.output import Line
 from psstore.types import Consistency
 
@@ -87,10 +85,7 @@ def train_followed(console: Console, *, shards: int, followers: int, seed: int, 
     )
     began = time.perf_counter()
     display = FollowersDisplay(console, num_shards=shards, settings=settings)
-    with display:
-        outcome = asyncio.run(run_job(job, deliver=display.deliver))
-    if outcome.exit_code != 0:
-        fail_for(outcome)
+    training.train(job, display)
     last = display.last.values()
     return FollowersReport(
         shards=shards,
@@ -128,9 +123,8 @@ class FollowersDisplay(LiveLines):
         event = None if line.is_error else parse(line.text)
         if isinstance(event, FollowerProgress):
             self._show(event)
-        elif event is None and (line.is_error or line.source != "store"):
-            text = line.text.decode(errors="replace")
-            self._console.print(f"[{line.source}] {text}", markup=False, soft_wrap=True)
+        else:
+            self._pass_on(line)
 
     def _show(self, event: FollowerProgress) -> None:
         self.last[event.number] = event
@@ -150,18 +144,15 @@ class FollowersDisplay(LiveLines):
 
 
 def followers_summary(report: FollowersReport) -> Panel:
-    """The result, in a frame."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row(
-        "followers", f"[bold green]{report.verified} of {report.followers}[/] have the store's bits at the end"
+    return done(
+        [
+            ("followers", f"[bold green]{report.verified} of {report.followers}[/] have the store's bits at the end"),
+            ("versions", f"{report.versions} each, of {report.steps} steps"),
+            ("bytes", f"{report.share_of_bytes:.0%} of what whole versions would have been"),
+            ("accuracy", f"{report.accuracy:.2%} of images not trained on"),
+            ("time", f"{report.seconds:.1f} s"),
+        ]
     )
-    table.add_row("versions", f"{report.versions} each, of {report.steps} steps")
-    table.add_row("bytes", f"{report.share_of_bytes:.0%} of what whole versions would have been")
-    table.add_row("accuracy", f"{report.accuracy:.2%} of images not trained on")
-    table.add_row("time", f"{report.seconds:.1f} s")
-    return Panel(table, title="done", title_align="left", border_style="green", expand=False)
 
 
 def _command(settings: FollowerSettings, *number: int) -> list[str]:

@@ -19,13 +19,12 @@ import msgspec
 import torch
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 from torch import nn
 
 import psstore
 from psstore.cli.choices import fail
 from psstore.cli.demo.data import Digits, load
-from psstore.cli.demo.display import SPARK_WIDTH, Curve, LiveLines, count
+from psstore.cli.demo.display import SPARK_WIDTH, Curve, LiveLines, count, done
 from psstore.cli.demo.messages import LearnerProgress, WorkerBegan, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
 from psstore.cli.demo.training import fail_for
@@ -161,9 +160,8 @@ class LearnersDisplay(LiveLines):
                 self._print(f"learner {event.rank} joined")
             case LearnerProgress():
                 self._show(event)
-            case None if line.is_error or line.source != "store":
-                text = line.text.decode(errors="replace")
-                self._console.print(f"[{line.source}] {text}", markup=False, soft_wrap=True)
+            case None:
+                self._pass_on(line)
 
     async def kill_now_and_then(self) -> None:
         """Kills one learner every two seconds, if all others are there, or all but one of many."""
@@ -202,16 +200,15 @@ class LearnersDisplay(LiveLines):
 
 
 def learners_summary(report: LearnersReport) -> Panel:
-    """The result, in a frame."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("loss", f"{report.first_loss:.3f} → [bold green]{report.loss:.3f}[/] on images not trained on")
-    table.add_row("accuracy", f"{report.accuracy:.2%} of them")
-    table.add_row("learners", f"{report.joined} joined, {len(report.killed)} were killed")
-    table.add_row("rounds", f"{report.rounds}, of a quarter of the weights each")
-    table.add_row("time", f"{report.seconds:.1f} s")
-    return Panel(table, title="done", title_align="left", border_style="green", expand=False)
+    return done(
+        [
+            ("loss", f"{report.first_loss:.3f} → [bold green]{report.loss:.3f}[/] on images not trained on"),
+            ("accuracy", f"{report.accuracy:.2%} of them"),
+            ("learners", f"{report.joined} joined, {len(report.killed)} were killed"),
+            ("rounds", f"{report.rounds}, of a quarter of the weights each"),
+            ("time", f"{report.seconds:.1f} s"),
+        ]
+    )
 
 
 # ---- the learner ----

@@ -6,7 +6,6 @@ python -m psstore.cli.demo.rows SETTINGS-AS-JSON
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -15,17 +14,16 @@ import msgspec
 import torch
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 
 import psstore
-from psstore.cli.demo.display import SPARK_WIDTH, LiveLines, count, sparkline
+from psstore.cli.demo import training
+from psstore.cli.demo.display import SPARK_WIDTH, LiveLines, count, done, sparkline
 from psstore.cli.demo.dlrm import DIM, TABLES, ClickLog, Dlrm, auc
 from psstore.cli.demo.messages import RowsProgress, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
-from psstore.cli.demo.training import fail_for
 from psstore.client.store import Store
 from psstore.launch.environment import find_gpus
-from psstore.launch.job import Job, run_job
+from psstore.launch.job import Job
 from psstore.launch.output import Line
 from psstore.torch import DistributedOptimizer, EmbeddingBag
 from psstore.types import Consistency
@@ -78,10 +76,8 @@ def train_rows(console: Console, *, shards: int, workers: int, seed: int, steps:
         gpus=find_gpus(os.environ),
     )
     began = time.perf_counter()
-    with RowsDisplay(console, num_shards=shards, num_workers=workers) as display:
-        outcome = asyncio.run(run_job(job, deliver=display.deliver))
-    if outcome.exit_code != 0:
-        fail_for(outcome)
+    display = RowsDisplay(console, num_shards=shards, num_workers=workers)
+    training.train(job, display)
     last = display.last.values()
     return RowsReport(
         shards=shards,
@@ -118,8 +114,8 @@ class RowsDisplay(LiveLines):
         event = None if line.is_error else parse(line.text)
         if isinstance(event, RowsProgress):
             self._show(event)
-        elif line.is_error or line.source != "store":
-            self._console.print(f"[{line.source}] {line.text.decode(errors='replace')}", markup=False, soft_wrap=True)
+        else:
+            self._pass_on(line)
 
     def _show(self, event: RowsProgress) -> None:
         self.last[event.rank] = event
@@ -143,16 +139,15 @@ class RowsDisplay(LiveLines):
 
 
 def rows_summary(report: RowsReport) -> Panel:
-    """The result, in a frame."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("AUC", f"[bold green]{report.auc:.3f}[/] of samples not trained on; 0.5 is chance")
-    table.add_row("rows/s", f"{report.rows_per_s:,.0f} looked up and trained, over all workers")
-    table.add_row("rows", f"{report.rows:,} of {DIM} in {len(TABLES)} tables, which began empty")
-    table.add_row("sent, received", f"{report.bytes_pushed / 1e6:,.1f} MB, {report.bytes_pulled / 1e6:,.1f} MB")
-    table.add_row("time", f"{report.seconds:.1f} s")
-    return Panel(table, title="done", title_align="left", border_style="green", expand=False)
+    return done(
+        [
+            ("AUC", f"[bold green]{report.auc:.3f}[/] of samples not trained on; 0.5 is chance"),
+            ("rows/s", f"{report.rows_per_s:,.0f} looked up and trained, over all workers"),
+            ("rows", f"{report.rows:,} of {DIM} in {len(TABLES)} tables, which began empty"),
+            ("sent, received", f"{report.bytes_pushed / 1e6:,.1f} MB, {report.bytes_pulled / 1e6:,.1f} MB"),
+            ("time", f"{report.seconds:.1f} s"),
+        ]
+    )
 
 
 # ---- the worker ----

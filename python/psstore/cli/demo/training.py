@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 
 from psstore.cli.choices import fail
-from psstore.cli.demo.display import Display
+from psstore.cli.demo.display import LiveLines
 from psstore.cli.demo.messages import Settings
 from psstore.launch.environment import find_gpus
 from psstore.launch.job import Job, Outcome, run_job
@@ -38,7 +38,7 @@ def job_of(
     )
 
 
-def train(job: Job, display: Display) -> None:
+def train(job: Job, display: LiveLines) -> None:
     """Ends the command if the training fails."""
     with display:
         outcome = asyncio.run(run_job(job, deliver=display.deliver))
