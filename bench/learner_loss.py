@@ -20,7 +20,7 @@ from bench.learner_course import Course, Seen, taken
 from bench.learner_gpt import LENGTH
 from bench.learner_ways import DATA_PARALLEL, DILOCO, EVERY, LEARNERS, OUTER
 from bench.machine import machine
-from bench.processes import preload
+from bench.processes import OPTIMIZERS, preload
 from bench.report import Cell, Report, Table
 
 STEPS, QUICK_STEPS = 6_000, 200
@@ -40,7 +40,7 @@ WAYS = (DATA_PARALLEL, DILOCO)
 
 
 def learner_loss(chosen: argparse.Namespace) -> Report:
-    preload("bench.learner_course", "torch._dynamo")  # which torch's optimizers import when the first one is made
+    preload("bench.learner_course", OPTIMIZERS)
     steps = chosen.steps or (QUICK_STEPS if chosen.quick else STEPS)
     course = Course(num_steps=steps, num_windows=WINDOWS, learning_rate=chosen.learning_rate)
     found: dict[str, list[Seen]] = {way.name: [] for way in WAYS}

@@ -19,7 +19,7 @@ from bench.command import Subject, run
 from bench.learner_course import Course, Seen, taken
 from bench.learner_ways import DILOCO, DILOCO_FLOAT32, EVERY, LEARNERS, QUORUM, Hivemind, TorchFt, Way
 from bench.machine import machine
-from bench.processes import preload
+from bench.processes import OPTIMIZERS, preload
 from bench.report import Cell, Report, Table
 
 LOSS, QUICK_LOSS = 2.2, 2.6
@@ -65,8 +65,7 @@ CASES = (
 
 
 def learner_time(chosen: argparse.Namespace) -> Report:
-    # torch._dynamo: which torch's optimizers import when the first one is made
-    preload("bench.learner_course", "torch._dynamo")
+    preload("bench.learner_course", OPTIMIZERS)
     loss = chosen.loss or (QUICK_LOSS if chosen.quick else LOSS)
     found = {case.title: {way.name: seen(case, way, loss) for way in case.ways if not way.why_not()} for case in CASES}
     missing = dict.fromkeys(why_not for case in CASES for way in case.ways if (why_not := way.why_not()))

@@ -30,7 +30,7 @@ import numpy as np
 from bench.command import Subject, run
 from bench.learners_worker import learn
 from bench.machine import machine
-from bench.processes import FRESH, preload, store_server
+from bench.processes import FRESH, OPTIMIZERS, preload, store_server
 from bench.report import Report, Table, spread
 
 STEP_S = 0.05
@@ -94,7 +94,7 @@ CASES = (
 
 
 def learners(chosen: argparse.Namespace) -> Report:
-    preload("bench.learners_worker", "torch._dynamo")  # which torch's optimizers import when the first one is made
+    preload("bench.learners_worker", OPTIMIZERS)
     turns, duration_s = (1, 20.0) if chosen.quick else (5, 40.0)
     cases = [case for case in CASES if chosen.case in (None, case.name)]
     shares: dict[str, dict[str, list[float]]] = {case.title: {QUORUM: [], ALL: [], DATA_PARALLEL: []} for case in cases}

@@ -109,12 +109,13 @@ def final_loss(digits: Digits, way: Way, *, rate: float, seed: int, gradients: i
                 thread.start()
             for thread in threads:
                 thread.join()
+            last = made[0]
         else:
             for rank in turns(way.workers, gradients, seed):
-                made[rank].step()
+                last = made[rank]
+                last.step()
         with torch.no_grad():
-            last = made[rank if way.mode == "async" else 0].model
-            return float(loss_of(last, digits.test_images, digits.test_labels))
+            return float(loss_of(last.model, digits.test_images, digits.test_labels))
 
 
 def staleness(chosen: argparse.Namespace) -> Report:

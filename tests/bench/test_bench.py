@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -59,6 +58,7 @@ from bench.work import Work
 
 from psstore import _core
 from psstore.cli.demo.data import scikit_learn_digits
+from tests.support.python_forkserver import end_forkserver
 
 TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
 
@@ -67,7 +67,7 @@ TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
 def processes_that_start_at_once() -> Iterator[None]:
     preload("bench.team", "bench.peers.store", "bench.peers.raw_sockets", "bench.callers", "bench.cuts_user")
     yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # as CPython's own tests do
+    end_forkserver()
 
 
 def series(*times_s: float) -> Series:

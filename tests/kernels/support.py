@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from bench.rule_case import Case, state_names
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,38 @@ def odd_copy(view: memoryview) -> memoryview:
     memory[1:] = view
     shifted: memoryview = memory[1:].data
     return shifted
+
+
+def first_step(
+    case: Case,
+    value: Array,
+    contributions: Contributions,
+    *,
+    divisor: float = 1.0,
+    scale: float = 1.0,
+    base: Array | None = None,
+    compensation: float = 0.0,
+    instruction_set: str | None = None,
+) -> list[bytes]:
+    """Value and state after the first step, everything at odd addresses."""
+    after = odd_copy(memoryview(value.tobytes()))
+    state = {name: odd_copy(memoryview(value.tobytes())) for name in state_names(case)}
+    _core.reduce_update(
+        _core.RULES[case.rule],
+        case.hyper,
+        step=1,
+        value=after,
+        state=state,
+        contributions=at_odd_addresses(contributions),
+        divisor=divisor,
+        dtype=_core.DTYPES[str(value.dtype)],
+        first=dict.fromkeys(state, True),
+        scale=scale,
+        base=None if base is None else odd_copy(memoryview(base.tobytes())),
+        compensation=compensation,
+        instruction_set=instruction_set,
+    )
+    return [bytes(after), *map(bytes, state.values())]
 
 
 def reference_sum(dtype: str, contributions: Contributions, divisor: float) -> Array:

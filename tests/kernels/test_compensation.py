@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench.rule_case import Case, state_names
+import torch
+from bench.rule_case import Case
 
-from psstore import _core, errors
+from psstore import errors
 from tests.kernels.parity import Array
-from tests.kernels.support import INSTRUCTION_SETS, SIZES
+from tests.kernels.support import INSTRUCTION_SETS, SIZES, first_step
 
 STRENGTH = 0.7
 
@@ -33,29 +34,19 @@ def step(
     gradient: Array,
     *,
     base: Array | None = None,
-    strength: float = STRENGTH,
     weight: float = 1.0,
     divisor: float = 1.0,
     instruction_set: str | None = None,
 ) -> list[bytes]:
-    """Value and state after the first step."""
-    after = value.copy()
-    state = {name: np.full_like(value, np.nan) for name in state_names(case)}
-    _core.reduce_update(
-        _core.RULES[case.rule],
-        case.hyper,
-        step=1,
-        value=after,
-        state=state,
-        contributions=[(gradient, _core.DTYPES[str(gradient.dtype)], weight)],
+    return first_step(
+        case,
+        value,
+        [(torch.from_numpy(gradient), weight)],
         divisor=divisor,
-        dtype=_core.DTYPES[str(value.dtype)],
-        first=dict.fromkeys(state, True),
         base=base,
-        compensation=strength,
+        compensation=STRENGTH,
         instruction_set=instruction_set,
     )
-    return [after.tobytes(), *(buffer.tobytes() for buffer in state.values())]
 
 
 def compensated(gradient: Array, value: Array, base: Array, strength: float = STRENGTH) -> Array:

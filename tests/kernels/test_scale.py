@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bench.rule_case import Case, state_names
+from bench.rule_case import Case
 from hypothesis import given
 
 from psstore import _core
@@ -15,9 +15,8 @@ from tests.kernels.support import (
     SIZES,
     Contributions,
     as_given,
-    at_odd_addresses,
     few_examples,
-    odd_copy,
+    first_step,
     random,
     random_contributions,
     reference_sum,
@@ -40,38 +39,10 @@ CASES = [
 ]
 
 
-def step(
-    case: Case,
-    value: Array,
-    contributions: Contributions,
-    *,
-    divisor: float = 1.0,
-    scale: float = 1.0,
-    instruction_set: str | None = None,
-) -> list[bytes]:
-    """Value and state after the first step, everything at odd addresses."""
-    after = odd_copy(memoryview(value.tobytes()))
-    state = {name: odd_copy(memoryview(value.tobytes())) for name in state_names(case)}
-    _core.reduce_update(
-        _core.RULES[case.rule],
-        case.hyper,
-        step=1,
-        value=after,
-        state=state,
-        contributions=at_odd_addresses(contributions),
-        divisor=divisor,
-        dtype=_core.DTYPES[str(value.dtype)],
-        first=dict.fromkeys(state, True),
-        scale=scale,
-        instruction_set=instruction_set,
-    )
-    return [bytes(after), *map(bytes, state.values())]
-
-
 def reduced(contributions: Contributions, dtype: str, *, scale: float) -> Array:
     """By rule 'reduce', which leaves nothing of the value."""
     nothing = np.full(contributions[0][0].numel(), np.nan, dtype)
-    value, *_ = step(Case("reduce", {}), nothing, contributions, scale=scale)
+    value, *_ = first_step(Case("reduce", {}), nothing, contributions, scale=scale)
     return np.frombuffer(value, dtype)
 
 
@@ -86,8 +57,10 @@ def test_a_scaled_step_is_the_step_of_the_product_rounded_once(dtype: str, instr
         contributions = random_contributions(num_elems, dtype, seed=seed)
         product = reference_sum(dtype, contributions, DIVISOR) * np.dtype(dtype).type(scale)
         for case in CASES:
-            scaled = step(case, value, contributions, divisor=DIVISOR, scale=scale, instruction_set=instruction_set)
-            assert scaled == step(case, value, [(torch.from_numpy(product), 1.0)])
+            scaled = first_step(
+                case, value, contributions, divisor=DIVISOR, scale=scale, instruction_set=instruction_set
+            )
+            assert scaled == first_step(case, value, [(torch.from_numpy(product), 1.0)])
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -98,7 +71,7 @@ def test_a_sole_contribution_is_scaled_too(encoding: str, instruction_set: str, 
     for num_elems in SIZES:
         grad = random(num_elems, encoding, seed=seed)
         nothing = np.zeros(num_elems, np.float32)
-        value, *_ = step(Case("reduce", {}), nothing, [(grad, 1.0)], scale=0.1, instruction_set=instruction_set)
+        value, *_ = first_step(Case("reduce", {}), nothing, [(grad, 1.0)], scale=0.1, instruction_set=instruction_set)
         assert value == (grad.float().numpy() * np.float32(0.1)).tobytes()
 
 
@@ -143,4 +116,6 @@ def test_torchs_clipping_factor_as_scale_gives_the_step_of_a_gradient_clipped_by
     total = torch.nn.utils.clip_grad_norm_([clipped], max_norm=1.0)
     factor = float(torch.clamp(1.0 / (total + 1e-6), max=1.0))  # torch.nn.utils.clip_grads_with_norm_
     assert 0 < factor < 1
-    assert step(case, value.numpy(), [(grad, 1.0)], scale=factor) == step(case, value.numpy(), [(clipped.grad, 1.0)])
+    assert first_step(case, value.numpy(), [(grad, 1.0)], scale=factor) == first_step(
+        case, value.numpy(), [(clipped.grad, 1.0)]
+    )

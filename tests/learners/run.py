@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
+from bench.processes import OPTIMIZERS
 
 import psstore
 from psstore.errors import DeadlineExceeded, PsstoreError
@@ -56,7 +57,7 @@ class Result:
 
 def run(plan: Plan, say: Callable[[str], None]) -> Result:
     """Raises AssertionError if learners or the reader stop to get on."""
-    _FRESH.set_forkserver_preload(["tests.learners.learner", "torch._dynamo"])  # which torch's optimizers import
+    _FRESH.set_forkserver_preload(["tests.learners.learner", OPTIMIZERS])
     flags = ["--shards", str(plan.num_shards), "--workers", str(plan.num_learners)]
     flags += ["--quorum", str(plan.num_learners // 2), "--grace-s", "0.05", "--lost", "drop"]
     flags += ["--standbys", "1"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing import forkserver
 
 import pytest
 
 from tests.learners.run import Plan, run
+from tests.support.python_forkserver import end_forkserver
 
 
 @pytest.fixture(autouse=True)
 def forks() -> Iterator[None]:
     """The process that forks learners ends with the test."""
     yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # as CPython's own tests do
+    end_forkserver()
 
 
 @pytest.mark.sockets

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing import forkserver
 
 import pytest
 from bench.counted_shard import PARTS, shards_end
+
+from tests.support.python_forkserver import end_forkserver
 
 pytestmark = pytest.mark.sockets
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.sockets
 def ended_fork_server(loop_name: str) -> Iterator[None]:
     """It would outlive the tests, and serve under the loop that it began with."""
     yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # as CPython's own tests do
+    end_forkserver()
 
 
 def test_server_ends_a_commit_in_the_turn_that_it_came_in() -> None:

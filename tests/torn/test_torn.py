@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from psstore.client.layout import OneVersion
+from tests.support.python_forkserver import end_forkserver
 from tests.torn.cases import LINKS, MODES, SHARDS, TornCase, all_cases
 from tests.torn.reading import Views, problem_of, read
 
@@ -25,7 +25,7 @@ CASES = (
 def no_server_of_forks() -> Iterator[None]:
     """Workers are forked by a process that would stay until this one ends."""
     yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # as CPython's own tests do
+    end_forkserver()
 
 
 @pytest.mark.sockets
