@@ -293,6 +293,29 @@ def test_connection_that_swallows_everything_is_replaced_while_others_are_waited
             assert_array_equal(store.pull("w"), np.full(8, -1, F32))
 
 
+def swallow_and_wait(proxy: Proxy) -> None:
+    """Until the worker has another link to the coordinator, and its heartbeats, too."""
+    wanted = proxy.num_accepted + 2
+    proxy.swallow()
+    assert eventually(lambda: proxy.num_accepted >= wanted)
+
+
+@pytest.mark.one_loop  # it is the client that notices
+def test_connection_that_swallows_everything_is_replaced_while_a_worker_asks_for_nothing(
+    behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a shard may be led elsewhere by now, by one that would take the worker for lost. Again and again."""
+    monkeypatch.setattr("psstore.client.remote.has_two_hosts", lambda addresses: True)
+    monkeypatch.setattr("psstore.client.remote.MIN_LOOK_S", 0.05)
+    with clusters("tcp") as start:
+        cluster = start()
+        behind_proxy.append(proxied(cluster.url, iter(())))
+        with psstore.connect(cluster.url, transport="tcp") as store:
+            swallow_and_wait(behind_proxy[0])
+            swallow_and_wait(behind_proxy[0])
+            assert store.stats()
+
+
 CALLS: dict[str, Callable[[Store], object]] = {
     "push": lambda store: store.push("w", np.ones(8, F32)),
     "a started push": lambda store: store.start_push_many({"w": np.ones(8, F32)}).result(PATIENCE_S),

@@ -431,6 +431,24 @@ def test_question_ends_with_the_wait() -> None:
     far.answer("PULLED", request=2)
 
 
+def test_watched_shard_is_asked_while_nothing_is_wanted_of_it() -> None:
+    far = Far()
+    far.session.keepalive, far.session.is_watched = Keepalive(interval_s=1.0), True
+    assert far.session.next_wake() is None  # it is not there yet
+    far.connect()
+    for look, request in ((1.0, 1), (3.0, 2)):
+        assert far.session.next_wake() == look
+        far.session.tick(look)
+        (question,) = far.sent()
+        assert (question.op, len(question.table)) == (OPS["PULL"], 0)
+        far.answer("PULLED", request=request, now=look + 0.5)
+        far.session.tick(look + 1.0)
+    for look in (5.0, 6.0, 7.0, 8.0):
+        assert not far.session.keepalive.is_broken
+        far.session.tick(look)
+    assert far.session.keepalive.is_broken
+
+
 def test_silent_shard_that_speaks_on_another_connection_is_believed() -> None:
     far = Far()
     waiting(far)

@@ -35,17 +35,19 @@ TIMEOUT_S = 40.0
 class SessionLink:
     """Keeps one session connected, as the driver of the real client does."""
 
-    def __init__(self, machine: Machine, session: Session, server: Server) -> None:
+    def __init__(self, machine: Machine, session: Session, server: Server, *, on_up: Action = lambda: None) -> None:
+        """`on_up`: called whenever a new connection is up."""
         self.session = session
         self.connection: Connection | None = None
         self._machine = machine
+        self._on_up = on_up
         self.server = server
         self._world = machine.world
         self._backoff_s = FIRST_BACKOFF_S
         self._armed = float("inf")
 
     def connect(self) -> None:
-        if self._machine.dead or self.session.failure is not None:
+        if self._machine.dead or self.session.failure is not None or self.connection is not None:
             return
         if self._world.now < self._machine.partitioned_until or self.server.dead:
             self._retry()
@@ -76,11 +78,14 @@ class SessionLink:
     def received(self, data: bytes) -> None:
         if self.connection is None:
             return
+        was_up = self.session.state is LinkState.UP
         try:
             self.session.feed([data], self._world.now)
             if self.session.state is LinkState.UP:
                 self._backoff_s = FIRST_BACKOFF_S
             self.flush()
+            if self.session.state is LinkState.UP and not was_up:
+                self._on_up()
         except PsstoreError as error:
             self._world.say(f"{self._machine.name} shard {self.session.shard}: {type(error).__name__}: {error}")
             self.drop()
@@ -147,10 +152,13 @@ class Machine:
         role: Role,
         token: bytes | None,
         num_channels: int = 1,
+        has_two_hosts: bool = False,
     ) -> None:
+        """`has_two_hosts`: each shard may be led at one of two places."""
         self.network = network
         self.world = network.world
         self.name = name
+        self.has_two_hosts = has_two_hosts
         self.dead = False
         self.partitioned_until = 0.0
         """New connections fail until then."""
@@ -166,7 +174,12 @@ class Machine:
         )
         decisions = DecisionCache(len(servers))
         self.links = [
-            SessionLink(self, self._session(self.identity, decisions, shard, channel), server)
+            SessionLink(
+                self,
+                self._session(self.identity, decisions, shard, channel),
+                server,
+                on_up=self.renew_heartbeats if shard == channel == 0 else lambda: None,
+            )
             for channel in range(num_channels)
             for shard, server in enumerate(servers)
         ]
@@ -189,6 +202,7 @@ class Machine:
             address=f"sim://{shard}",
             shard=shard,
             channel=channel,
+            is_watched=self.has_two_hosts and identity.role == "worker" and shard == channel == 0,
             keepalive=Keepalive(interval_s=LOOK_S),
         )
 
@@ -224,6 +238,11 @@ class Machine:
                 link.connection.to_server.write([frame])
 
         beat()
+
+    def renew_heartbeats(self) -> None:
+        """Over a new connection, as `psstore.client.remote` does: the one that is there may be to a silent process."""
+        if self.heartbeats is not None and self.heartbeats.connection is not None:
+            self.heartbeats.lost()
 
     def _connect_heartbeats(self, server: Server) -> None:
         identity = ClientIdentity(client=self.identity.client, role="heartbeat", credentials=self.identity.credentials)

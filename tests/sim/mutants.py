@@ -49,6 +49,7 @@ from psstore.wire.messages import Committed, Refusal, Signed, Welcome, Word
 from psstore.wire.ranges import Ranges
 
 from . import elections, scenario
+from .machine import Machine
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 
@@ -564,6 +565,17 @@ def one_that_retired_may_lead() -> AbstractContextManager[object]:
     return mock.patch.dict(STANDBY.rows[StandbyState.IN_SYNC], {StandbyEvent.ENDS: StandbyState.IN_SYNC})
 
 
+def nobody_is_watched() -> AbstractContextManager[object]:
+    def begin(self: Session) -> None:
+        _session_begins(self)
+        self.is_watched = False
+
+    return mock.patch.object(Session, "__post_init__", begin)
+
+
+_session_begins = Session.__post_init__
+
+
 VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a standby that has said that it never will leads": ("async", one_that_retired_may_lead),
     "a standby does not wait for the end of a lease": (
@@ -578,6 +590,11 @@ VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
         "sync",
         _method(Membership, "all_went", lambda self, now: None),
     ),
+    "heartbeats stay with the process that led": (
+        "sync",
+        _method(Machine, "renew_heartbeats", lambda self: None),
+    ),
+    "who computes does not look whether the coordinator speaks": ("sync", nobody_is_watched),
     "a shard says what it was asked last": ("async", _method(Words, "give", the_last_word_counts)),
     "standbys don't know the words": ("async", _method(ShardFacts, "give_word", words_are_told_at_once)),
     "one word is enough to lead": ("async", lambda: mock.patch.object(elections, "succession", any_word_will_do)),

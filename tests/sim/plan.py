@@ -315,6 +315,13 @@ def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
         at, for_s = rng.randrange(len(silences) + 1), rng.choice((0.1, rng.uniform(3.0, 6.0)))
         retires = Silence(silences[0].shard, of_leader=False, kind="retires", after_s=rng.random(), for_s=for_s)
         silences = (*silences[:at], retires, *silences[at:])
+    rng = random.Random(f"long steps {seed}")
+    if rng.random() < 0.1:  # a worker asks for nothing until long after another process leads
+        at, for_s = rng.randrange(plan.num_workers), rng.uniform(10.0, 25.0)
+        compute_s = tuple(for_s if rank == at else 0.1 for rank in range(plan.num_workers))
+        plan = replace(plan, deaths=(), partition=None, mute_heartbeats=False, break_chance=0.0)
+        plan = replace(plan, compute_s=compute_s, rounds=min(plan.rounds, 4), drops_lost=True, rejoin_s=1.0)
+        silences = (Silence(0, of_leader=True, kind="is cut off", after_s=rng.uniform(0.0, 5.0), for_s=600.0),)
     return replace(plan, silences=silences)
 
 

@@ -274,6 +274,7 @@ class Scenario:
             role=role,
             token=self.token,
             num_channels=self.plan.num_channels,
+            has_two_hosts=bool(self.plan.silences),
         )
 
     def _start(self, actor: Actor) -> Task:

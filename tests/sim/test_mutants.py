@@ -40,6 +40,8 @@ MAX_SEEDS_TO_NOTICE = 250
 NOTICED_BY = {
     "a standby that has said that it never will leads": 97,
     "one word is enough to lead": 867,
+    "heartbeats stay with the process that led": 66,
+    "who computes does not look whether the coordinator speaks": 66,
     "a quorum that has everybody waits on": 91,
     "nobody wakes up when the grace is over": 210,
     "early decisions are like any other": 18,

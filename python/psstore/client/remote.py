@@ -135,6 +135,8 @@ class Remote:
                 channel=channel,
                 borrow=borrow if options.transport in ("auto", "shm") and channel == 0 else None,
                 welcome=welcome if shard == welcome.shard else None,
+                # Whoever leads in a silent coordinator's place would take a worker for lost that computes for long.
+                is_watched=options.role == "worker" and shard == channel == 0 and has_two_hosts(route),
                 keepalive=Keepalive(
                     interval_s=MIN_LOOK_S if has_two_hosts(route) else look_interval_s(options.timeout_s)
                 ),

@@ -245,6 +245,7 @@ class Reconnector:
             self._avoided = self.session.address
         else:
             self._avoided = ""
+            self._deadline_timer.update()  # the session may be watched
             if not self.first_up.done():
                 self.first_up.set_result(None)
             if self._on_up is not None:

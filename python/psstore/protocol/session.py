@@ -76,6 +76,8 @@ class Session:
     """Why the last connection ended, in the words of the side that ended it; empty once the link is UP again."""
     keepalive: Keepalive = field(default_factory=Keepalive)
     """Whether the shard speaks while it is waited for."""
+    is_watched: bool = False
+    """Whether it is to speak while nothing is asked for, too."""
     core: _core.ClientSession = field(init=False)
     _handshake: Handshake | None = None
     _question: int = 0
@@ -162,9 +164,9 @@ class Session:
     def next_wake(self) -> float | None:
         """When the driver is to call `tick`, or earlier; None: not before there is another request."""
         deadline = self.core.next_deadline()
-        if deadline is None:
+        if deadline is None and not (self.is_watched and self.state is LinkState.UP):
             return None
-        wake = min(deadline, self._looks_at)
+        wake = self._looks_at if deadline is None else min(deadline, self._looks_at)
         self.core.looks_at = min(self.core.looks_at, wake)
         return wake
 
@@ -284,7 +286,7 @@ class Session:
 
     def _look(self, now: float) -> None:
         asked = self.core.request(self._question) is not None
-        if self.core.num_requests == asked:  # nothing but that question
+        if self.core.num_requests == asked and not self.is_watched:  # nothing but that question
             self.core.finish(self._question, None)
             self.keepalive.end()
             return
