@@ -317,9 +317,9 @@ def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
         silences = (*silences[:at], retires, *silences[at:])
     rng = random.Random(f"long steps {seed}")
     if rng.random() < 0.1:  # a worker asks for nothing until long after another process leads
-        at, for_s = rng.randrange(plan.num_workers), rng.uniform(10.0, 25.0)
+        at, for_s = rng.randrange(plan.num_workers), rng.uniform(8.0, 12.0)
         compute_s = tuple(for_s if rank == at else 0.1 for rank in range(plan.num_workers))
-        plan = replace(plan, deaths=(), partition=None, mute_heartbeats=False, break_chance=0.0)
+        plan = replace(plan, deaths=(), partition=None, mute_heartbeats=False, break_chance=0.0, num_historians=0)
         plan = replace(plan, compute_s=compute_s, rounds=min(plan.rounds, 4), drops_lost=True, rejoin_s=1.0)
         silences = (Silence(0, of_leader=True, kind="is cut off", after_s=rng.uniform(0.0, 5.0), for_s=600.0),)
     return replace(plan, silences=silences)
