@@ -12,10 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import psstore
 from psstore.checkpoint.exchange.exporting import export_checkpoint
@@ -186,6 +182,12 @@ def trained(kind: str = "adam") -> tuple[torch.nn.Module, torch.optim.Optimizer]
 
 @pytest.mark.parametrize("allow_pickle", [False, True])
 def test_a_distributed_checkpoint_comes_in_and_goes_out(tmp_path: Path, allow_pickle: bool) -> None:
+    # Here, as they take 0.6 s, which each of pytest's workers would.
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
     net, optimizer = trained()
     model_state, optimizer_state = get_state_dict(net, optimizer)
     dcp_save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=tmp_path / "dcp", no_dist=True)

@@ -17,13 +17,12 @@ from psstore.errors import CheckpointDamaged, CheckpointNotFound, CheckpointPlac
 from psstore.types import TensorSpec
 from tests.checkpoint.support import make_model, read_model, sha256, specs_of_every_rule, write_model
 
-pytest.importorskip("s3fs")
-
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
     """What s3fs needs to find the server."""
-    moto = pytest.importorskip("moto.server")  # here, as it takes 0.8 s, which each of pytest's workers would
+    pytest.importorskip("s3fs")  # here, as both take a second, which each of pytest's workers would
+    moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
