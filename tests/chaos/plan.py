@@ -107,8 +107,10 @@ def faults_of(plan: ChaosPlan) -> Iterator[Fault]:
 
 
 def _process(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
-    if rng.random() < 0.15:
-        return _reshard(rng)
+    return _reshard(rng) if rng.random() < 0.15 else _of_process(rng, num_shards, num_workers)
+
+
+def _of_process(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     victims = [*(f"shard {i}" for i in range(num_shards)), *(f"worker {i}" for i in range(num_workers)), "checkpoints"]
     victim = rng.choice(victims)
     kinds: list[Kind] = ["kill", "kill", "stop", "terminate"] if victim.startswith("worker") else ["kill", "stop"]
@@ -126,9 +128,10 @@ def _standby(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
 
 
 def _link(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
-    """Mostly on the way; now and then one of the ends dies, as in any network."""
+    """Mostly on the way; now and then one of the ends dies, as in any network. The store keeps its number of shards, as
+    each has a proxy."""
     if rng.random() < 0.2:
-        return _process(rng, num_shards, num_workers)
+        return _of_process(rng, num_shards, num_workers)
     shard, worker = rng.randrange(num_shards), rng.randrange(num_workers)
     victim = rng.choice((f"link {shard}", f"link {shard} of {worker}"))
     return _fault(rng, rng.choice(("cut", "cut", "half-open", "trickle", "delay")), victim)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from psstore.net.user_token import NETWORK
+
 MARK = "PSSTORE_CHAOS"
 WORK = str(Path(__file__).with_name("work.py"))
 SUPERVISOR = "psstore.cli.server"
@@ -106,10 +108,9 @@ def _environ(process: psutil.Process) -> Mapping[str, str]:
 
 
 def files_of(ports: list[int]) -> list[str]:
-    """Token files of stores that listened there, which are to go with them."""
-    folder = Path(f"/tmp/psstore-{os.geteuid()}")
-    ends = tuple(f"-{port}" for port in ports)
-    return [str(one) for one in folder.iterdir() if ports and one.name.endswith(ends)] if folder.exists() else []
+    """Token files of stores that listened there, which are to go with them. Stores on virtual hosts have none."""
+    folder, network = Path(f"/tmp/psstore-{os.geteuid()}"), os.stat(NETWORK).st_ino
+    return [str(one) for port in ports for one in folder.glob(f"{network}-*-{port}")]
 
 
 def shared_memory() -> set[str]:
