@@ -92,7 +92,7 @@ class Places {
 
   // Has none of them in use.
   void clear();
-  void fetch(uint64_t hash) const {
+  [[gnu::always_inline]] void fetch(uint64_t hash) const {
     if (num_groups_ == 0) return;
     const size_t group = first_group(hash);
     __builtin_prefetch(tags(group));
@@ -155,7 +155,7 @@ class RowIndex {
   size_t num_bytes() const;
 
   // Has what a search of that hash looks at first on its way from memory.
-  void fetch(uint64_t hash) const { places_of(hash).fetch(hash); }
+  [[gnu::always_inline]] void fetch(uint64_t hash) const { places_of(hash).fetch(hash); }
   // A row that the hash is likely to be of, so that its record may be fetched; kNoRow: there is none.
   RowNumber likely(uint64_t hash) const { return places_of(hash).likely(hash); }
   // The row of which `is_it` is true; kNoRow if there is none.
