@@ -449,9 +449,9 @@ void Shard::set_scale(uint64_t number, std::optional<double> factor) {
   if (table_.set_scale(number, factor) && !factor) counters_.skipped.add();
 }
 
-bool Shard::settle(int64_t max_slots) {
+bool Shard::settle(int64_t max_slots, int64_t max_bytes) {
   const SharedLock lock(table_.decision_mutex);
-  const bool settled = table_.settle(max_slots);
+  const bool settled = table_.settle(max_slots, max_bytes);
   backend_->flush();
   return settled;
 }

@@ -115,7 +115,7 @@ class Shard {
   // not the last one, needs none or has one. Throws Error(BAD_ARGUMENT) for a factor that is not finite.
   void set_scale(uint64_t number, std::optional<double> factor);
   // True: there is nothing more to do until something else happens.
-  bool settle(int64_t max_slots);
+  bool settle(int64_t max_slots, int64_t max_bytes = -1);
 
   // ---- reads
 

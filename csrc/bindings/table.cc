@@ -398,7 +398,7 @@ void bind_table(py::module_& m) {
           py::arg("rank"), py::arg("incarnation"), py::arg("round"), py::kw_only(),
           py::arg("tensors"), no_gil)
       .def("set_scale", &Shard::set_scale, py::arg("number"), py::arg("factor"), no_gil)
-      .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
+      .def("settle", &Shard::settle, py::arg("max_slots") = -1, py::arg("max_bytes") = -1, no_gil)
       .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false,
            py::arg("whole") = false)
       .def("norms", &norms, py::arg("frame"))

@@ -1,6 +1,7 @@
 #include "rows/row_index.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -23,17 +24,6 @@ void Places::insert(uint64_t hash, RowNumber row) {
   rows(group)[place] = row;
 }
 
-std::vector<RowNumber> Places::all() const {
-  std::vector<RowNumber> found;
-  found.reserve(max_used(num_groups_));
-  for (size_t group = 0; group < num_groups_; ++group) {
-    for (uint32_t used = 0xFFFF & ~matches(tags(group), 0); used != 0; used &= used - 1) {
-      found.push_back(rows(group)[std::countr_zero(used)]);
-    }
-  }
-  return found;
-}
-
 }  // namespace row_index
 
 namespace {
@@ -51,6 +41,29 @@ constexpr SegmentSizes kSegmentSizes[] = {{256, 409}, {307, 512}, {358, 512}, {4
 // Entries of the directory are not more than a part of the rows, whatever ids somebody chooses: of those that have a large
 // part of their hash in common the segment becomes larger.
 constexpr size_t kRowsPerEntry = 512;
+
+// Rows of a segment whose hashes are asked for at once: enough that the records of most are on their way meanwhile.
+constexpr size_t kHashedTogether = 256;
+
+// Calls `call` with the hash of each row that is there, and the row, until it returns false. Whether it never did.
+template <typename Call>
+bool for_each_hashed(const Places& places, const RowIndex::HashesOf& hashes_of, Call call) {
+  std::array<RowNumber, kHashedTogether> rows;
+  std::array<uint64_t, kHashedTogether> hashes;
+  size_t count = 0;
+  bool goes_on = true;
+  const auto call_with_all = [&] {
+    hashes_of(std::span(rows).first(count), hashes);
+    for (size_t i = 0; i < count && goes_on; ++i) goes_on = call(hashes[i], rows[i]);
+    count = 0;
+  };
+  places.for_each([&](RowNumber row) {
+    rows[count++] = row;
+    if (count == rows.size()) call_with_all();
+  });
+  call_with_all();
+  return goes_on;
+}
 
 }  // namespace
 
@@ -102,45 +115,55 @@ void RowIndex::reserve(std::span<const uint64_t> ids, const HashesOf& hashes_of)
 }
 
 void RowIndex::insert(uint64_t hash, RowNumber row) {
-  const Segment& segment = put(hash, row);
-  ++num_rows_;
-  least_room_ = std::min(least_room_, segment.room());
-}
-
-const RowIndex::Segment& RowIndex::put(uint64_t hash, RowNumber row) {
   const Entry& entry = directory_[entry_of(hash)];
   Places(entry.memory, entry.num_groups).insert(hash, row);
   Segment& segment = segments_[entry.segment];
   ++segment.num_used;
-  return segment;
+  ++num_rows_;
+  least_room_ = std::min(least_room_, segment.room());
 }
 
 // All that can fail comes first.
 void RowIndex::enlarge(uint32_t number, size_t num_more, const HashesOf& hashes_of) {
+  const Segment& old = segments_[number];
+  if (may_split(old)) return split(number, hashes_of);
+  Segment larger = empty_segment(larger_groups(old, num_more), old.first_entry, old.depth);
+  for_each_hashed(old.places(), hashes_of, [&](uint64_t hash, RowNumber row) {
+    larger.put(hash, row);
+    return true;
+  });
+  enter(number, std::move(larger));
+}
+
+// Into two of the usual size, which each have room for a half. Of ids that somebody chose one may have more: it is begun
+// anew then, twice as large.
+void RowIndex::split(uint32_t number, const HashesOf& hashes_of) {
   const Segment old = segments_[number];
-  const std::vector<RowNumber> rows = old.places().all();
-  std::vector<uint64_t> hashes(rows.size());
-  hashes_of(rows, hashes);
-  if (!may_split(old)) {
-    enter(number, empty_segment(larger_groups(old, num_more), old.first_entry, old.depth));
-    for (size_t i = 0; i < rows.size(); ++i) put(hashes[i], rows[i]);
-    return;
+  const int bit = row_index::kTagBits + row_index::kGroupBits + old.depth;
+  std::array<Segment, 2> halves;
+  std::array<uint32_t, 2> num_groups{split_groups_, split_groups_};
+  bool has_room = false;
+  while (!has_room) {
+    halves[0] = empty_segment(num_groups[0], old.first_entry, old.depth + 1);
+    halves[1] = empty_segment(num_groups[1], old.first_entry | 1u << old.depth, old.depth + 1);
+    has_room = for_each_hashed(old.places(), hashes_of, [&](uint64_t hash, RowNumber row) {
+      const size_t half = hash >> bit & 1;
+      if (halves[half].room() == 0) {
+        num_groups[half] *= 2;
+        return false;
+      }
+      halves[half].put(hash, row);
+      return true;
+    });
   }
-  const uint64_t bit = uint64_t{1} << (row_index::kTagBits + row_index::kGroupBits + old.depth);
-  const auto num_high = static_cast<size_t>(
-      std::ranges::count_if(hashes, [=](uint64_t hash) { return (hash & bit) != 0; }));
-  Segment low = empty_segment(half_groups(rows.size() - num_high), old.first_entry, old.depth + 1);
-  Segment high =
-      empty_segment(half_groups(num_high), old.first_entry | 1u << old.depth, old.depth + 1);
-  segments_.reserve(segments_.size() + 1);
+  if (segments_.size() == segments_.capacity()) segments_.reserve(2 * segments_.size());
   if (size_t{1} << old.depth == directory_.size()) {
     directory_.reserve(2 * directory_.size());
     directory_.insert(directory_.end(), directory_.begin(), directory_.end());
   }
   segments_.emplace_back();
-  enter(number, std::move(low));
-  enter(static_cast<uint32_t>(segments_.size() - 1), std::move(high));
-  for (size_t i = 0; i < rows.size(); ++i) put(hashes[i], rows[i]);
+  enter(number, std::move(halves[0]));
+  enter(static_cast<uint32_t>(segments_.size() - 1), std::move(halves[1]));
 }
 
 bool RowIndex::may_split(const Segment& segment) const {
@@ -159,12 +182,6 @@ uint32_t RowIndex::larger_groups(const Segment& segment, size_t num_more) const 
       num_groups = num_groups < full_groups_ ? full_groups_ : 2 * num_groups;
     }
   } while (num_groups < full_groups_ && Places::max_used(num_groups) < segment.num_used + num_more);
-  return num_groups;
-}
-
-uint32_t RowIndex::half_groups(size_t num_rows) const {
-  uint32_t num_groups = split_groups_;
-  while (Places::max_used(num_groups) < num_rows) num_groups *= 2;
   return num_groups;
 }
 

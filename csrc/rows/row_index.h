@@ -92,7 +92,7 @@ class Places {
 
   // Has none of them in use.
   void clear();
-  void fetch(uint64_t hash) const {
+  [[gnu::always_inline]] void fetch(uint64_t hash) const {
     if (num_groups_ == 0) return;
     const size_t group = first_group(hash);
     __builtin_prefetch(tags(group));
@@ -120,8 +120,15 @@ class Places {
   }
   // REQUIRES: the row is not there, and there is a free place.
   void insert(uint64_t hash, RowNumber row);
-  // The rows that are there, in any order.
-  std::vector<RowNumber> all() const;
+  // Calls `call` with each row that is there, in any order.
+  template <typename Call>
+  void for_each(Call call) const {
+    for (size_t group = 0; group < num_groups_; ++group) {
+      for (uint32_t used = 0xFFFF & ~matches(tags(group), 0); used != 0; used &= used - 1) {
+        call(rows(group)[std::countr_zero(used)]);
+      }
+    }
+  }
 
  private:
   // Source: Lemire, Fast Random Integer Generation in an Interval, TOMACS 29(1), 2019: for any number of groups.
@@ -155,7 +162,7 @@ class RowIndex {
   size_t num_bytes() const;
 
   // Has what a search of that hash looks at first on its way from memory.
-  void fetch(uint64_t hash) const { places_of(hash).fetch(hash); }
+  [[gnu::always_inline]] void fetch(uint64_t hash) const { places_of(hash).fetch(hash); }
   // A row that the hash is likely to be of, so that its record may be fetched; kNoRow: there is none.
   RowNumber likely(uint64_t hash) const { return places_of(hash).likely(hash); }
   // The row of which `is_it` is true; kNoRow if there is none.
@@ -188,6 +195,11 @@ class RowIndex {
 
     row_index::Places places() const { return {memory ? memory->data() : nullptr, num_groups}; }
     size_t room() const { return row_index::Places::max_used(num_groups) - num_used; }
+    // REQUIRES: there is room.
+    void put(uint64_t hash, RowNumber row) {
+      places().insert(hash, row);
+      ++num_used;
+    }
   };
 
   size_t entry_of(uint64_t hash) const {
@@ -203,13 +215,11 @@ class RowIndex {
   void enlarge(uint32_t segment, size_t num_more, const HashesOf& hashes_of);
   bool may_split(const Segment& segment) const;
   uint32_t larger_groups(const Segment& segment, size_t num_more) const;
-  // Of what a segment is split into, for so many rows.
-  uint32_t half_groups(size_t num_rows) const;
+  // Splits the segment.
+  void split(uint32_t number, const HashesOf& hashes_of);
   Segment empty_segment(uint32_t num_groups, uint32_t first_entry, int depth) const;
   // Puts it in the place of that segment, and in the directory.
   void enter(uint32_t number, Segment made);
-  // Puts the row in its segment, which has room for it.
-  const Segment& put(uint64_t hash, RowNumber row);
 
   const AllocateMemory allocate_;
   const uint32_t split_groups_;

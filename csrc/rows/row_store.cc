@@ -10,10 +10,11 @@
 namespace psstore {
 namespace {
 
-// So many ids ahead a row's place in the index is fetched from memory, and half as many ahead its record: as many cache
-// misses as a core keeps under way.
+// So many ids ahead a row's place in the index is fetched from memory, later where its slab begins, and then its record:
+// each needs what was fetched before it, and together they are as many cache misses as a core keeps under way.
 constexpr size_t kIdsAhead = 32;
-constexpr size_t kRecordsAhead = kIdsAhead / 2;
+constexpr size_t kSlabsAhead = 20;
+constexpr size_t kRecordsAhead = 12;
 
 // Rows for which memory is taken at once, where many come.
 constexpr size_t kAddedTogether = 4096;
@@ -61,10 +62,14 @@ void RowStore::look_up(const View& of, std::span<const uint64_t> ids, size_t num
       next.hash = hash_of_id(ids[i]);
       of.index.fetch(next.hash);
     }
-    if (i >= kRecordsAhead && i - kRecordsAhead < ids.size()) {
-      Wanted& next = wanted[(i - kRecordsAhead) % wanted.size()];
+    if (const size_t at = i - (kIdsAhead - kSlabsAhead); at < ids.size()) {
+      Wanted& next = wanted[at % wanted.size()];
       next.likely = of.index.likely(next.hash);
-      if (next.likely < of.end) fetch_lines(record(of, next.likely), num_bytes);
+      if (next.likely < of.end) of.slabs.fetch_begin_of(layout_.slab_of(next.likely));
+    }
+    if (const size_t at = i - (kIdsAhead - kRecordsAhead); at < ids.size()) {
+      const RowNumber likely = wanted[at % wanted.size()].likely;
+      if (likely < of.end) fetch_lines(record(of, likely), num_bytes);
     }
     if (i < kIdsAhead) continue;
     const uint64_t id = ids[i - kIdsAhead];

@@ -212,20 +212,27 @@ bool DenseTable::set_scale(uint64_t number, std::optional<double> factor) {
   return true;
 }
 
-bool DenseTable::settle(int64_t max_slots) {
+bool DenseTable::settle(int64_t max_slots, int64_t max_bytes) {
   const auto all_settled = [this] {
     return num_unsettled_.load(std::memory_order_relaxed) <=
            num_held_.load(std::memory_order_relaxed);
   };
   const size_t num_slots = decided_.size();
-  for (size_t visited = 0; visited < num_slots && max_slots != 0 && !all_settled(); ++visited) {
+  uint64_t num_bytes = 0;
+  const auto has_more = [&] {
+    return max_slots != 0 && num_bytes < static_cast<uint64_t>(max_bytes);
+  };
+  for (size_t visited = 0; visited < num_slots && has_more() && !all_settled(); ++visited) {
     const size_t place = next_to_settle_.fetch_add(1, std::memory_order_relaxed);
     fetch_after(place);
     const auto& [key, there] = decided_[place % num_slots];
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
     Slot& slot = *there;
-    if (is_settled(slot) || !bring_up_to_date(stripe, slot)) continue;
+    if (is_settled(slot)) continue;
+    const uint64_t step_bytes = slot.step_bytes(*pending_);
+    if (!bring_up_to_date(stripe, slot)) continue;
+    num_bytes += step_bytes;
     --max_slots;
   }
   return all_settled();

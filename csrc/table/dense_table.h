@@ -84,9 +84,9 @@ class DenseTable {
   // What the pending decision lacks (PendingDecision::set_scale). False, with nothing changed: it is not
   // that one, or lacks none.
   bool set_scale(uint64_t number, std::optional<double> factor) REQUIRES(decision_mutex);
-  // Carries the pending decision out on up to `max_slots` more slots (negative: all). True: on all that
-  // are not held.
-  bool settle(int64_t max_slots) REQUIRES_SHARED(decision_mutex);
+  // Carries the pending decision out on up to `max_slots` more slots (negative: all), until it has changed `max_bytes` of
+  // values (negative: any number). True: on all that are not held.
+  bool settle(int64_t max_slots, int64_t max_bytes = -1) REQUIRES_SHARED(decision_mutex);
 
   Stripe& stripe_of(Key key) REQUIRES_SHARED(decision_mutex) { return stripes_.of(key); }
   // nullptr if there is none. REQUIRES: `stripe` is that of the key.

@@ -343,6 +343,10 @@ Sum Slot::sum_of_squares(const Decision& decision, std::span<const Contribution>
   return backend.reduced_squares(reduction(decision, gradients));
 }
 
+uint64_t Slot::step_bytes(const PendingDecision& pending) const {
+  return rows_ == nullptr ? spec_.num_bytes() : step_bytes_of_rows(pending.decision());
+}
+
 Change Slot::settle(const PendingDecision& pending, Backend& backend) {
   const Decision& decision = pending.decision();
   squares(decision,

@@ -214,6 +214,8 @@ class Slot {
   // Whether it can settle now: nothing that the decision leaves open concerns it, or is missing still.
   // REQUIRES: the decision follows the one that the slot is settled to, as in settle().
   bool ready(const PendingDecision& pending) const;
+  // Bytes of values that carrying it out changes, at most: of rows those alone that are contributed to.
+  uint64_t step_bytes(const PendingDecision& pending) const;
   // Carries the decision out with the contributions that are here, and lets go of them.
   Change settle(const PendingDecision& pending, Backend& backend);
 
@@ -318,6 +320,7 @@ class Slot {
   Change step(const PendingDecision& pending, Backend& backend);
   // The same for rows.
   std::vector<RowContribution> row_contributions(const Decision& decision) const;
+  uint64_t step_bytes_of_rows(const Decision& decision) const;
   Change step_of_rows(const PendingDecision& pending, Backend& backend);
   // The rows of some ids, with memory for all that changing them needs; kNoRow: it is to be added.
   struct RowsToChange {

@@ -24,6 +24,12 @@ std::vector<RowContribution> Slot::row_contributions(const Decision& decision) c
   return found;
 }
 
+uint64_t Slot::step_bytes_of_rows(const Decision& decision) const {
+  uint64_t num_rows = 0;
+  for (const RowContribution& one : row_contributions(decision)) num_rows += one.num_rows();
+  return num_rows * spec_.row_shape().value_bytes();
+}
+
 // Who has room for all of them, as most decisions, need not look which of them are new: so there is room to spare where
 // that is not much.
 void Slot::reserve_rows(const Decision& decision) {

@@ -124,6 +124,15 @@ class KeptRowsTest : public ::testing::Test {
   uint64_t round = 0;
 };
 
+TEST_F(KeptRowsTest, rows_that_a_decision_changes_are_what_settling_counts) {
+  step();
+  const uint64_t row_bytes = kDim * sizeof(float);
+  EXPECT_FALSE(shard->settle(-1, 1)) << "of two partitions one";
+  EXPECT_TRUE(shard->settle(-1, 1));
+  step();
+  EXPECT_TRUE(shard->settle(-1, 10 * row_bytes)) << "one has fewer than ten rows";
+}
+
 // A reader with a cache, which is never wrong.
 class Reader {
  public:

@@ -243,6 +243,18 @@ TEST_P(ShardTest, SettlesSoManySlotsAtATimeAndSaysWhenItIsDone) {
   EXPECT_EQ(shard.stats().at("applied_in_place"), 3U);
 }
 
+TEST_P(ShardTest, SettlesSoManyBytesAtATimeOfWhatTheDecisionChanges) {
+  define(1, RuleKind::kSgd, 2);
+  define(2, RuleKind::kSgd, 1);
+  define(3, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1, 1}}, {kB, {1}}, {make_key(3, 0), {1}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_FALSE(shard.settle(-1, 8));
+  EXPECT_EQ(shard.stats().at("applied_in_place"), 1U);
+  EXPECT_TRUE(shard.settle(-1, 5));
+  EXPECT_EQ(shard.stats().at("applied_in_place"), 3U);
+}
+
 TEST_P(ShardTest, KnowsThatTouchingTheLastSlotFinishedTheDecision) {
   define(1, RuleKind::kSgd, 1);
   define(2, RuleKind::kSgd, 1);

@@ -848,9 +848,10 @@ class Shard:
     def set_scale(self, number: int, factor: float | None) -> None:
         """The scale that decision `number` waits for; None makes it a skip. Ignored if that decision is not the last,
         does not need one or has one."""
-    def settle(self, max_slots: int = -1) -> bool:
-        """Carries out the lazy part of the last decision on up to `max_slots` slots. True: nothing is left to do, but
-        for slices that wait for contributions or the scale."""
+    def settle(self, max_slots: int = -1, max_bytes: int = -1) -> bool:
+        """Carries out the lazy part of the last decision on up to `max_slots` slots, until that has changed `max_bytes`
+        of values; -1: without that bound. True: nothing is left to do, but for slices that wait for contributions or
+        the scale."""
 
     # reads
     def read(

@@ -352,7 +352,7 @@ class ShardService:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
         it, which who needs it is told. Raises DeviceFailed."""
         try:
-            return self.shard.settle(self.facts.slots_to_settle)
+            return self.facts.settle_some()
         except OutOfMemory:
             return True
 

@@ -18,7 +18,7 @@ from psstore.protocol.decision_log import Made
 from psstore.protocol.sharing import MAX_LEASED_BYTES, blocks_frame
 from psstore.protocol.signing import Signer
 from psstore.protocol.words import Words
-from psstore.types import ITEM_BYTES, RowsSpec, Tensor, rule_number
+from psstore.types import RowsSpec, Tensor, rule_number
 from psstore.wire import messages as m
 from psstore.wire import records as r
 from psstore.wire.ranges import well_formed
@@ -27,15 +27,12 @@ TENSORS_IN_RECORD = 4096
 """Definitions in one frame to a standby: about a megabyte."""
 
 SETTLE_BYTES = 1 << 20
-"""How many bytes of parameters are brought up to date at a time: about a quarter of a millisecond."""
+"""How many bytes of parameters are brought up to date at a time: about a quarter of a millisecond, or half of one if
+they are rows of a table."""
 
 SETTLE_SLOTS = 64
 """How many slots at most are brought up to date at a time, if they are small. With 4 slots of 4 KiB, three quarters of
 the time were Python's."""
-
-SETTLE_PARTITIONS = 2
-"""How many slots are brought up to date at a time once there is a table: a step of 65,536 rows of 64 changes some 1,000
-in each of its partitions, in about a quarter of a millisecond."""
 
 SETTLE_SLOTS_ON_DEVICE = 4096
 """How many slots are brought up to date at a time on a device, which is only told what to do, all of it in one launch:
@@ -55,11 +52,15 @@ class ShardFacts:
         self.data = shard.make_data_service(max_leased_bytes=max_leased_bytes, describe_blocks=blocks_frame)
         self.tensors: dict[int, Tensor] = {}
         """What has been defined here, by id."""
-        self.slots_to_settle = SETTLE_SLOTS if shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE
-        """How many slots to bring up to date at a time: fewer once there are large ones."""
         self.words = Words()
         self._last = b""
         """The last decision that was applied here, as it is signed; b'': none was."""
+
+    def settle_some(self) -> bool:
+        """Brings some slots up to date with the last decision. True: nothing is left to do."""
+        if self.shard.device == "cpu":
+            return self.shard.settle(SETTLE_SLOTS, SETTLE_BYTES)
+        return self.shard.settle(SETTLE_SLOTS_ON_DEVICE)
 
     def define(self, facts: Sequence[m.Signed]) -> None:
         done = 0
@@ -92,11 +93,6 @@ class ShardFacts:
         spec = tensor.spec
         if spec.rows is not None:
             mine = [(key, 0) for key, _ in mine]
-            self.slots_to_settle = min(self.slots_to_settle, SETTLE_PARTITIONS)
-        largest_elems = max((num_elems for _, num_elems in mine), default=0)
-        if self.shard.device == "cpu" and largest_elems:
-            slots = max(1, SETTLE_BYTES // (largest_elems * ITEM_BYTES[spec.dtype]))
-            self.slots_to_settle = min(self.slots_to_settle, slots)
         self.shard.define(
             tensor.id,
             dtype=_core.DTYPES[spec.dtype],
