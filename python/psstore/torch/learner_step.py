@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,7 @@ from psstore.torch.fragments import Fragment, cut
 from psstore.torch.gradient_step import Hypers
 from psstore.torch.learner_processes import LearnerProcesses, SharedTensor
 from psstore.torch.local_step import LocalStep
-from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of, with_gradient_options
+from psstore.torch.param_groups import GradientOptions, check_hyper, has_rule, hyper_of, rule_of, with_gradient_options
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.warnings import quoted, tell_of_refusal
@@ -124,6 +125,7 @@ class LearnerStep(LocalStep):
         self._merged = 0
         """The last decision whose values are merged."""
         self._round: Round | None = None
+        self._options = GradientOptions.of(learning.outer.param_groups[0])
         self._owners: dict[str, torch.Tensor] = {}
         """The parameters, by the whole tensors' names."""
         self._smallest = ""
@@ -229,7 +231,7 @@ class LearnerStep(LocalStep):
         store, learning, processes = self._training.store, self._learning, self._processes
         number = self._fragment_of(processes.ask(self._open_round))
         fragment = self._fragments[number]
-        parts = processes.together(fragment.pseudo_gradient)
+        parts = processes.together(partial(self._contribution, fragment))
         weight = self._weight_of(fragment)
         hypers: Hypers = {self._training.first_group: learning.hyper()}
         news: dict[int, list[torch.Tensor]] = {}
@@ -254,6 +256,12 @@ class LearnerStep(LocalStep):
         self._round = Round(exchange=exchange, due=self._steps + learning.delay, news=news, ended=ended)
         if learning.delay:
             exchange.start()
+
+    def _contribution(self, fragment: Fragment) -> list[torch.Tensor]:
+        """This worker's pseudo-gradients. Raises UsageError, also where the outer optimizer's group has changed what
+        the store's tensors have for good."""
+        self._options.check_stays(self._learning.outer.param_groups[0], "the outer optimizer's group")
+        return fragment.pseudo_gradient()
 
     def _merge_if_due(self, step: float) -> None:
         """Merges what a round has brought, if it is due. Raises the store's errors; then the round goes on, and is
