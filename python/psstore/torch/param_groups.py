@@ -14,6 +14,7 @@ from psstore import _core
 from psstore.codec.compression import Compression
 from psstore.errors import BadHyper, UsageError
 from psstore.hyper import HYPER_DEFAULTS, ROW_HYPER_DEFAULTS
+from psstore.torch.delayed_nesterov import DelayedNesterov
 from psstore.torch.parameters import Trained
 from psstore.torch.warnings import dtype_name
 from psstore.types import TensorSpec, complete_hyper
@@ -24,6 +25,7 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.AdamW: "adamw",
     torch.optim.Adagrad: "adagrad",
     torch.optim.RMSprop: "rmsprop",
+    DelayedNesterov: "delayed_nesterov",
 }
 """The store's rule by the optimizer's exact class: a subclass may step differently, and the store would not know."""
 
