@@ -3,6 +3,8 @@
 DiLoCo (Douillard et al., arXiv:2311.08105, algorithm 1): the store's optimizer takes a step with the mean of the
 workers' pseudo-gradients. Fragments take turns, overlapped with further steps, as in streaming DiLoCo
 (arXiv:2501.18512, algorithm 2); whose turn it is follows from the number of the round, which all workers of it know.
+In modes async and ssp each contribution is a step of its own, to the values that are there then, and rounds are each
+worker's: asynchronous local SGD (Liu et al., arXiv:2401.09135).
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ class LearnerStep(LocalStep):
         self.refusal: UsageError | None = None
         """What the next round is refused with, in all processes: the leader has found it."""
         training.has_whole_names = True
-        processes.ask(self._check_mode)
+        self._is_shared = processes.ask(self._has_shared_rounds)
+        """Whether a round is that of several workers; else each one's contribution is a step of its own."""
         self._fragments: list[Fragment] = []
         self._steps = 0
         """How many this worker has taken, in all."""
@@ -250,7 +253,7 @@ class LearnerStep(LocalStep):
         exchange = Exchange(
             push_whole,
             lambda: processes.ask(commit),
-            lambda: self._pull_news(news),
+            lambda: self._pull_news(news, own=number),
         )
         fragment.weighed_at = self._counted
         self._round = Round(exchange=exchange, due=self._steps + learning.delay, news=news, ended=ended)
@@ -275,9 +278,13 @@ class LearnerStep(LocalStep):
         for commit in ended:
             tell_of_refusal(commit)
 
-    def _pull_news(self, news: dict[int, list[torch.Tensor]]) -> None:
+    def _pull_news(self, news: dict[int, list[torch.Tensor]], *, own: int) -> None:
         """Pulls the fragments that rounds were about since the last time: the one of this worker's round, and where
-        rounds do without late workers also those that it has missed."""
+        rounds do without late workers also those that it has missed. Where rounds are each worker's it is that one
+        alone: others change the rest, and each has its turn."""
+        if not self._is_shared:
+            news[own] = self._pull(self._fragments[own])
+            return
         last = self._processes.ask(lambda: self._training.store.version)
         missed = range(max(self._merged + 1, last - len(self._fragments) + 1), last + 1)
         for number in sorted({self._fragment_of(round) for round in missed}):
@@ -290,7 +297,7 @@ class LearnerStep(LocalStep):
         store = self._training.store
         if self.refusal is not None:
             raise self.refusal
-        if store.consistency.mode != "sync":
+        if store.consistency.mode == "backup":
             store.pull_many([self._smallest], if_newer_than=store.version)  # asks what was decided
             if store.version >= store.round:
                 store.commit(present=[])
@@ -331,13 +338,16 @@ class LearnerStep(LocalStep):
 
     # ---- what the leader asks the store ----
 
-    def _check_mode(self) -> None:
-        if not self._training.store.consistency.lockstep:
-            mode = self._training.store.consistency.mode
+    def _has_shared_rounds(self) -> bool:
+        """Raises UsageError for a weight where there is no mean."""
+        consistency = self._training.store.consistency
+        if not consistency.lockstep and self._learning.weight != 1.0:
             raise UsageError(
-                f"DiLoCo makes a round of several learners' steps, and in mode {mode!r} each worker's is one: start the"
-                " store with --mode sync, or with --quorum and --grace-s"
+                f"weight is {self._learning.weight!r}, a share in the mean of several learners, and in mode"
+                f" {consistency.mode!r} each one's contribution is a step of its own: leave it out, or start the store"
+                " with --mode sync, or with --quorum and --grace-s"
             )
+        return consistency.lockstep
 
     def _create(self, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
         create_tensors(self._training, specs, values)
