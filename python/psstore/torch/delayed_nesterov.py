@@ -14,7 +14,7 @@ from psstore import _core
 class DelayedNesterov(torch.optim.Optimizer):
     """Steps by each gradient alone, and moves a momentum by the mean of every so many.
 
-    >>> outer = psstore.torch.DelayedNesterov(model.parameters(), lr=0.7, momentum=0.9, every=4)
+    >>> outer = psstore.torch.DelayedNesterov(model.parameters(), lr=0.7, momentum=0.9, every=8)
     >>> opt = psstore.torch.DiLoCo(model, inner, store, outer=outer)
 
     Liu et al., "Asynchronous Local-SGD Training for Language Modeling", arXiv:2401.09135, algorithm 3: where learners
@@ -27,7 +27,8 @@ class DelayedNesterov(torch.optim.Optimizer):
         params: as of any optimizer of torch's.
         lr: the learning rate.
         momentum: of the momentum's step, more than 0 and less than 1.
-        every: gradients of a parameter that make a step of the momentum; as many as there are learners, as a rule.
+        every: gradients of a parameter that make a step of the momentum: as many as there are learners at least, and
+            with twice as many a larger learning rate is borne (docs/learners.md).
         activation: share of the momentum that each step in between has of it, at most 1 / every; what is left of it
             comes with the momentum's own step. The paper's c, which is 0 there.
 
