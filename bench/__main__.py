@@ -41,6 +41,7 @@ SUBJECTS = (
     "learner_time",
     "graces",
     "staleness",
+    "stale_learners",
     "rows",
 )
 

@@ -14,12 +14,17 @@ readers     The trainer's step, which pulls its weights, beside readers that tak
             Once as fast as steps can be taken, and once with COMPUTE_S of each step computed elsewhere, as by a GPU:
             that time is slept.
 relays      Likewise, with readers behind relays, of which each has a store of its own on this machine.
+apart       Likewise, as if readers, relays and these' stores were on hosts of their own: they read over TCP, and run
+            where the trainer and its shards leave a processor idle (SCHED_IDLE). What the shards do for them, and send
+            them, is in the trainer's step. Only with compute elsewhere: else nothing is left. Beside that the relays
+            alone, of which the trainer's host would see no more: two who take every version.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +39,7 @@ from bench.comparison import milliseconds
 from bench.compute_elsewhere import COMPUTE_S, step_name
 from bench.harness import Series, Took, Turn, alternate, cpu_seconds
 from bench.machine import machine
-from bench.processes import FRESH, child, preload, store_server
+from bench.processes import FRESH, child, preload, store_server, take_what_is_left
 from bench.report import Cell, Report, Table
 from bench.work import Floats
 from psstore import _core
@@ -52,6 +57,9 @@ READS_PER_S = 5
 ALONE, FOLLOWERS, PULLERS = "alone", "followers", "clients that pull"
 NUM_RELAYS, NUM_BEHIND = 2, 50
 BEHIND = f"{FOLLOWERS} behind {NUM_RELAYS} relays"
+BARE = f"{NUM_RELAYS} relays without their stores and readers"
+HERE, APART = "unix", "tcp"
+"""How readers and relays read: of this host by what is chosen there, of others over TCP, by what is left to them."""
 
 
 class Trainer:
@@ -169,18 +177,39 @@ def _process(work: Callable[..., None], *arguments: str) -> Iterator[Connection]
             yield ours
 
 
-def _read(link: Connection, url: str, kind: str) -> None:
-    with contextlib.suppress(EOFError, ConnectionError), psstore.connect(url, role="client") as store:
+@contextlib.contextmanager
+def _reader(url: str, place: str) -> Iterator[psstore.Store]:
+    """Of a process that is a reader, there."""
+    if place == APART:
+        take_what_is_left(os.getpid())
+    with (
+        contextlib.suppress(EOFError, ConnectionError),
+        psstore.connect(url, role="client", transport="tcp" if place == APART else "auto") as store,
+    ):
+        yield store
+
+
+def _read(link: Connection, url: str, place: str, kind: str) -> None:
+    with _reader(url, place) as store:
         follower = FollowingReader(store, NAMES, "bfloat16")
         out = [np.empty(store.describe(name).spec.shape, np.float32) for name in NAMES]
         read = partial(store.pull_many, NAMES, out=out, consistent=True) if kind == PULLERS else follower.next
         _work(link, read, pause_s=1 / READS_PER_S)
 
 
-def _pass_on(link: Connection, url: str, own_url: str) -> None:
-    """What `psstore relay` does: every version that there is time for."""
-    with contextlib.suppress(EOFError, ConnectionError), psstore.connect(own_url, rank=0) as own:
-        relay, reader = Relay(own), psstore.follow(url)
+def _take_all(link: Connection, url: str, place: str) -> None:
+    """What a store sees of a relay."""
+    with _reader(url, place) as store:
+        _work(link, FollowingReader(store, NAMES, "bfloat16").next, pause_s=0.0)
+
+
+def _pass_on(link: Connection, url: str, place: str, own_url: str) -> None:
+    """What `psstore relay --dtype bfloat16` does: every version that there is time for."""
+    with _reader(url, place) as store, psstore.connect(own_url, rank=0) as own:
+        if place == APART:
+            for shard in own.stats():
+                take_what_is_left(int(shard["process"]))
+        relay, reader = Relay(own), FollowingReader(store, None, "bfloat16")
         _work(link, lambda: relay.publish(reader.next()), pause_s=0.0)
 
 
@@ -216,16 +245,24 @@ class Beside:
         used_s, begin = cpu_seconds(shards), time.perf_counter()
         num_steps = self._trainer.steps(self._block_s, self._compute_s)
         took_s, used_s = time.perf_counter() - begin, cpu_seconds(shards) - used_s
-        for link in (*readers, *passing):
-            link.send(None)
-            self._trainer.step()  # nobody waits for a version that does not come
-        num_reads = sum(link.recv() for link in readers)
-        for link in passing:
-            link.recv()
+        num_reads = self._end(readers)
+        self._end(passing)
         self._reads_per_step.setdefault(name, []).append(num_reads / num_steps)
         return Took(took_s / num_steps, used_s / num_steps)
 
-    def table(self, found: Mapping[str, Series]) -> Table:
+    def _end(self, links: Sequence[Connection]) -> int:
+        """Has them end, and returns how often they worked. Nobody waits for a version that does not come."""
+        for link in links:
+            link.send(None)
+        waiting, times = set(links), 0
+        while waiting:
+            self._trainer.step(self._compute_s)
+            ended = {link for link in waiting if link.poll()}
+            times += sum(link.recv() for link in ended)
+            waiting -= ended
+        return times
+
+    def table(self, title: str, found: Mapping[str, Series]) -> Table:
         rows: list[list[Cell]] = []
         for what, one in found.items():
             reads = statistics.median(self._reads_per_step[what])
@@ -238,14 +275,14 @@ class Beside:
             "versions a second",
             "ms of the shards' processors for one",
         )
-        return Table("readers", headers, rows)
+        return Table(title, headers, rows)
 
 
 def readers(rounds: int, block_s: float, compute_s: float) -> tuple[Table, Mapping[str, Series]]:
     with store_server("unix", SHARDS) as url, contextlib.ExitStack() as ends:
         beside = Beside(url, ends, block_s=block_s, compute_s=compute_s)
         links = {
-            kind: [ends.enter_context(_process(_read, url, kind)) for _ in range(max(READERS))]
+            kind: [ends.enter_context(_process(_read, url, HERE, kind)) for _ in range(max(READERS))]
             for kind in (FOLLOWERS, PULLERS)
         }
         turns: dict[str, Turn] = {ALONE: partial(beside.turn, ALONE, ())}
@@ -254,35 +291,47 @@ def readers(rounds: int, block_s: float, compute_s: float) -> tuple[Table, Mappi
                 name = f"{count} {kind}"
                 turns[name] = partial(beside.turn, name, links[kind][:count])
         found = alternate(turns, warm_up=1, rounds=rounds, progress="readers")
-        return beside.table(found), found
+        return beside.table("readers", found), found
 
 
 # ---- relays ----
 
 
-def relays(rounds: int, block_s: float, compute_s: float) -> tuple[Table, Mapping[str, Series]]:
-    count = max(READERS)
-    with store_server("unix", SHARDS) as url, contextlib.ExitStack() as ends:
+def relays(
+    place: str, counts: Sequence[int], rounds: int, block_s: float, compute_s: float
+) -> tuple[Table, Mapping[str, Series]]:
+    """`counts`: of those who follow without a relay, in turns of their own."""
+    with store_server(place, SHARDS) as url, contextlib.ExitStack() as ends:
         beside = Beside(url, ends, block_s=block_s, compute_s=compute_s)
-        direct = [ends.enter_context(_process(_read, url, FOLLOWERS)) for _ in range(count)]
-        own_urls = [ends.enter_context(store_server("unix", SHARDS)) for _ in range(NUM_RELAYS)]
-        passing = [ends.enter_context(_process(_pass_on, url, own)) for own in own_urls]
+        direct = [ends.enter_context(_process(_read, url, place, FOLLOWERS)) for _ in range(max(counts))]
+        own_urls = [ends.enter_context(store_server(place, SHARDS)) for _ in range(NUM_RELAYS)]
+        passing = [ends.enter_context(_process(_pass_on, url, place, own)) for own in own_urls]
         behind = [
-            ends.enter_context(_process(_read, own_urls[number % NUM_RELAYS], FOLLOWERS))
+            ends.enter_context(_process(_read, own_urls[number % NUM_RELAYS], place, FOLLOWERS))
             for number in range(NUM_BEHIND)
         ]
+        bare = [ends.enter_context(_process(_take_all, url, place)) for _ in range(NUM_RELAYS)]
         turns: dict[str, Turn] = {
             ALONE: partial(beside.turn, ALONE, ()),
-            f"{count} {FOLLOWERS}": partial(beside.turn, f"{count} {FOLLOWERS}", direct),
+            **{
+                f"{count} {FOLLOWERS}": partial(beside.turn, f"{count} {FOLLOWERS}", direct[:count]) for count in counts
+            },
             f"{NUM_BEHIND} {BEHIND}": partial(beside.turn, f"{NUM_BEHIND} {BEHIND}", behind, passing),
+            BARE: partial(beside.turn, BARE, bare),
         }
-        found = alternate(turns, warm_up=1, rounds=rounds, progress="relays")
-        return beside.table(found), found
+        found = alternate(turns, warm_up=1, rounds=rounds, progress=f"relays, {place}")
+        title = "relays" if place == HERE else "readers and relays by what is left, over TCP"
+        return beside.table(title, found), found
 
 
 # ---- all ----
 
-PARTS = ("bytes", "codec", "readers", "relays")
+BESIDE: Mapping[str, Callable[..., tuple[Table, Mapping[str, Series]]]] = {
+    "readers": readers,
+    "relays": partial(relays, HERE, READERS[-1:]),
+    "apart": partial(relays, APART, READERS),
+}
+PARTS = ("bytes", "codec", *BESIDE)
 
 
 def measure(chosen: argparse.Namespace) -> Report:
@@ -294,14 +343,16 @@ def measure(chosen: argparse.Namespace) -> Report:
         tables.append(bytes_sent(5 if chosen.quick else 30))
     if "codec" in parts:
         tables.append(codec(7 if chosen.quick else 50))
-    for part, measured in (("readers", readers), ("relays", relays)):
-        for compute_s in (0.0, COMPUTE_S) if part in parts else ():
+    for part, measured in BESIDE.items():
+        where = ", by what is left" if part == "apart" else ""
+        paces = (COMPUTE_S,) if part == "apart" else (0.0, COMPUTE_S)
+        for compute_s in paces if part in parts else ():
             table, found = measured(*((5, 0.6) if chosen.quick else (20, 1.0)), compute_s)
             tables.append(table)
             summary += [
-                ["followers", f"{step_name(compute_s)}, beside {what}", milliseconds(one), ratio, None]
+                ["followers", f"{step_name(compute_s)}, beside {what}{where}", milliseconds(one), ratio, None]
                 for what, one in found.items()
-                if FOLLOWERS in what and (ratio := one.median / found[ALONE].median)
+                if what != ALONE and PULLERS not in what and (ratio := one.median / found[ALONE].median)
             ]
     return Report(
         subject="followers",

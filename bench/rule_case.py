@@ -39,4 +39,6 @@ def state_names(case: Case) -> list[str]:
         case "rmsprop":
             momentum = ["momentum_buffer"] if hyper["momentum"] else []
             return ["square_avg", *momentum] + (["grad_avg"] if hyper["centered"] else [])
+        case "delayed_nesterov":
+            return ["momentum_buffer", "gradient_sum"]
     return []

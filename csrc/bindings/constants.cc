@@ -61,6 +61,7 @@ py::dict rules() {
   names["adagrad"] = number(RuleKind::kAdagrad);
   names["rmsprop"] = number(RuleKind::kRmsProp);
   names["reduce"] = number(RuleKind::kReduce);
+  names["delayed_nesterov"] = number(RuleKind::kDelayedNesterov);
   return names;
 }
 

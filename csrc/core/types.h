@@ -124,15 +124,16 @@ enum class RuleKind : uint8_t {
   kAdagrad = 6,
   kRmsProp = 7,
   kReduce = 8,  // the value becomes the reduced contributions themselves
-  // Of rows (rules/sparse.h), and those from here on of nothing else.
+  // Of rows (rules/sparse.h), and those up to kFtrl of nothing else.
   kSparseSgd = 9,
   kSparseAdagrad = 10,
   kRowwiseAdagrad = 11,
   kSparseAdam = 12,
   kSparseMomentum = 13,
   kFtrl = 14,
+  kDelayedNesterov = 15,
 };
-inline constexpr RuleKind kLastRule = RuleKind::kFtrl;
+inline constexpr RuleKind kLastRule = RuleKind::kDelayedNesterov;
 
 constexpr bool applies_by_decision(RuleKind kind) {
   return kind >= RuleKind::kSgd;
@@ -140,7 +141,7 @@ constexpr bool applies_by_decision(RuleKind kind) {
 
 // Whether its tensors are tables of rows.
 constexpr bool is_of_rows(RuleKind kind) {
-  return kind >= RuleKind::kSparseSgd;
+  return kind >= RuleKind::kSparseSgd && kind <= RuleKind::kFtrl;
 }
 
 // Whether its steps follow a gradient that can be made up for what has become of the value since (rules/compensation.h).

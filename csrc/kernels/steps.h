@@ -9,6 +9,7 @@
 #include "kernels/update.h"
 #include "rules/adagrad.h"
 #include "rules/adam.h"
+#include "rules/delayed_nesterov.h"
 #include "rules/rmsprop.h"
 #include "rules/sgd.h"
 
@@ -28,8 +29,10 @@ enum class StepForm : uint8_t {
   kRmsPropMomentum,
   kRmsPropCentered,
   kRmsPropCenteredMomentum,
+  kDelayedNesterov,
+  kDelayedNesterovMomentum,
 };
-inline constexpr int kNumStepForms = 12;
+inline constexpr int kNumStepForms = 14;
 
 // The slots of StateLayout whose buffers a form steps, in the order of its arguments.
 template <int... kSlots>
@@ -162,6 +165,28 @@ struct RmsPropCenteredMomentumStep : StepOf<T, StepForm::kRmsPropCenteredMomentu
   RmsProp<T> rule;
 };
 
+template <class T>
+struct DelayedNesterovStep : StepOf<T, StepForm::kDelayedNesterov, 0, 1> {
+  static DelayedNesterovStep make(const SliceUpdate& update) {
+    return {{}, DelayedNesterov<T>(*update.hyper)};
+  }
+  PSSTORE_HD T operator()(T value, T grad, T& buffer, T& sum) const {
+    return rule.step(value, grad, buffer, sum);
+  }
+  DelayedNesterov<T> rule;
+};
+
+template <class T>
+struct DelayedNesterovMomentumStep : StepOf<T, StepForm::kDelayedNesterovMomentum, 0, 1> {
+  static DelayedNesterovMomentumStep make(const SliceUpdate& update) {
+    return {{}, DelayedNesterov<T>(*update.hyper)};
+  }
+  PSSTORE_HD T operator()(T value, T grad, T& buffer, T& sum) const {
+    return rule.step_momentum(value, grad, buffer, sum);
+  }
+  DelayedNesterov<T> rule;
+};
+
 inline StepForm sgd_form(const SliceUpdate& update) {
   if (update.hyper->momentum == 0) return StepForm::kSgd;
   return update.state_is_new & 1U ? StepForm::kSgdFirstMomentum : StepForm::kSgdMomentum;
@@ -172,6 +197,11 @@ inline StepForm rmsprop_form(const Hyper& hyper) {
     return hyper.centered ? StepForm::kRmsPropCenteredMomentum : StepForm::kRmsPropMomentum;
   }
   return hyper.centered ? StepForm::kRmsPropCentered : StepForm::kRmsProp;
+}
+
+inline StepForm delayed_nesterov_form(const SliceUpdate& update) {
+  const bool moves = update.step % static_cast<int64_t>(update.hyper->every) == 0;
+  return moves ? StepForm::kDelayedNesterovMomentum : StepForm::kDelayedNesterov;
 }
 
 // The form that an update takes.
@@ -191,6 +221,7 @@ inline StepForm step_form(const SliceUpdate& update) {
     case RuleKind::kAdamW: return update.hyper->amsgrad ? StepForm::kAmsgrad : StepForm::kAdam;
     case RuleKind::kAdagrad: return StepForm::kAdagrad;
     case RuleKind::kRmsProp: return rmsprop_form(*update.hyper);
+    case RuleKind::kDelayedNesterov: return delayed_nesterov_form(update);
   }
   return StepForm::kAssign;
 }
@@ -216,6 +247,8 @@ auto with_form(StepForm form, Visit visit) {
     case StepForm::kRmsPropMomentum: return visit(Type<RmsPropMomentumStep<T>>{});
     case StepForm::kRmsPropCentered: return visit(Type<RmsPropCenteredStep<T>>{});
     case StepForm::kRmsPropCenteredMomentum: return visit(Type<RmsPropCenteredMomentumStep<T>>{});
+    case StepForm::kDelayedNesterov: return visit(Type<DelayedNesterovStep<T>>{});
+    case StepForm::kDelayedNesterovMomentum: return visit(Type<DelayedNesterovMomentumStep<T>>{});
   }
   return visit(Type<AssignStep<T>>{});
 }

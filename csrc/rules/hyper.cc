@@ -69,6 +69,9 @@ constexpr NumberField kRmsPropNumbers[] = {
     kLr, {"alpha", &Hyper::alpha}, kEps, kWeightDecay, kMomentum};
 constexpr FlagField kRmsPropFlags[] = {{"centered", &Hyper::centered}, kMaximize};
 
+constexpr NumberField kDelayedNesterovNumbers[] = {
+    kLr, kMomentum, {"every", &Hyper::every}, {"activation", &Hyper::activation}};
+
 struct Schema {
   const char* rule;
   std::span<const NumberField> numbers;
@@ -92,6 +95,7 @@ Schema schema_of(RuleKind rule) {
     case RuleKind::kSparseAdam: return {"sparse_adam", kSparseAdamNumbers, kSparseFlags};
     case RuleKind::kSparseMomentum: return {"sparse_momentum", kSparseMomentumNumbers, kSgdFlags};
     case RuleKind::kFtrl: return {"ftrl", kFtrlNumbers, kSparseFlags};
+    case RuleKind::kDelayedNesterov: return {"delayed_nesterov", kDelayedNesterovNumbers, {}};
   }
   throw Error(ErrorCode::BAD_HYPER,
               "no update rule has the number " + std::to_string(static_cast<int>(rule)));
@@ -140,6 +144,26 @@ void check_ftrl(const Schema& schema, const Hyper& hyper) {
   }
 }
 
+// What the paper asks of its numbers: a momentum that there is, of whole numbers of gradients, and which is not given
+// out in between more than once.
+void check_delayed_nesterov(const Schema& schema, const Hyper& hyper) {
+  if (hyper.momentum <= 0 || hyper.momentum >= 1) {
+    refuse(schema, "momentum",
+           "is " + std::to_string(hyper.momentum) + "; expected more than 0 and less than 1");
+  }
+  if (hyper.every < 1 || hyper.every != std::floor(hyper.every)) {
+    refuse(
+        schema, "every",
+        "is " + std::to_string(hyper.every) +
+            "; so many gradients make a step of the momentum: expected a whole number from 1 on");
+  }
+  if (hyper.activation * hyper.every > 1) {
+    refuse(schema, "activation",
+           "is " + std::to_string(hyper.activation) + "; expected at most 1 / every, which is " +
+               std::to_string(1 / hyper.every));
+  }
+}
+
 bool may_be_negative(const NumberField& number) {
   return number.field == &Hyper::dampening || number.field == &Hyper::lr_power;
 }
@@ -162,6 +186,7 @@ void check_ranges(const Schema& schema, RuleKind rule, const Hyper& hyper) {
     refuse(schema, "nesterov", "needs a momentum above 0 and no dampening");
   }
   if (rule == RuleKind::kFtrl) check_ftrl(schema, hyper);
+  if (rule == RuleKind::kDelayedNesterov) check_delayed_nesterov(schema, hyper);
 }
 
 }  // namespace
@@ -213,6 +238,7 @@ StateLayout state_layout(RuleKind rule, const Hyper& hyper) {
     case RuleKind::kRmsProp:
       return {{"square_avg", hyper.momentum > 0 ? "momentum_buffer" : nullptr,
                hyper.centered ? "grad_avg" : nullptr}};
+    case RuleKind::kDelayedNesterov: return {{"momentum_buffer", "gradient_sum"}};
   }
   return {};
 }

@@ -30,6 +30,8 @@ struct Hyper {
   double l2 = 0;
   double l2_shrinkage = 0;
   double beta = 0;
+  double every = 1;
+  double activation = 0;
   bool nesterov = false;
   bool maximize = false;
   bool amsgrad = false;
@@ -50,12 +52,13 @@ inline constexpr int kMaxStates = 3;
 // A slot of the array always means the same buffer for one rule; a nullptr name is a slot that these
 // hyper-parameters do not use (rmsprop: centered without momentum has no momentum_buffer).
 //
-//   rule         slot 0           slot 1           slot 2
-//   sgd          momentum_buffer
-//   adam, adamw  exp_avg          exp_avg_sq       max_exp_avg_sq
-//   adagrad      sum
-//   rmsprop      square_avg       momentum_buffer  grad_avg
+//   rule              slot 0           slot 1           slot 2
+//   sgd               momentum_buffer
+//   adam, adamw       exp_avg          exp_avg_sq       max_exp_avg_sq
+//   adagrad           sum
+//   rmsprop           square_avg       momentum_buffer  grad_avg
 //   reduce
+//   delayed_nesterov  momentum_buffer  gradient_sum
 //
 // The rules of rows keep their state beside each row, and no buffers: see row_state_elems() of kernels/rows.h.
 struct StateLayout {

@@ -39,13 +39,26 @@ const std::vector<RuleCase>& rule_cases() {
   static const auto started = hyper_with([](Hyper& h) { h.initial_accumulator_value = 0.5; });
   static const auto centered = hyper_with([](Hyper& h) { h.centered = true; });
   static const auto both = hyper_with([](Hyper& h) { h.centered = true, h.momentum = 0.9; });
+  static const auto delayed =
+      hyper_with([](Hyper& h) { h.momentum = 0.9, h.every = 2, h.activation = 0.25; });
   static const std::vector<RuleCase> cases = {
-      {RuleKind::kAssign, plain},    {RuleKind::kAdd, plain},        {RuleKind::kReduce, plain},
-      {RuleKind::kSgd, plain},       {RuleKind::kSgd, decayed},      {RuleKind::kSgd, momentum},
-      {RuleKind::kSgd, nesterov},    {RuleKind::kAdam, plain},       {RuleKind::kAdam, decayed},
-      {RuleKind::kAdam, amsgrad},    {RuleKind::kAdamW, decayed},    {RuleKind::kAdagrad, started},
-      {RuleKind::kRmsProp, decayed}, {RuleKind::kRmsProp, momentum}, {RuleKind::kRmsProp, centered},
+      {RuleKind::kAssign, plain},
+      {RuleKind::kAdd, plain},
+      {RuleKind::kReduce, plain},
+      {RuleKind::kSgd, plain},
+      {RuleKind::kSgd, decayed},
+      {RuleKind::kSgd, momentum},
+      {RuleKind::kSgd, nesterov},
+      {RuleKind::kAdam, plain},
+      {RuleKind::kAdam, decayed},
+      {RuleKind::kAdam, amsgrad},
+      {RuleKind::kAdamW, decayed},
+      {RuleKind::kAdagrad, started},
+      {RuleKind::kRmsProp, decayed},
+      {RuleKind::kRmsProp, momentum},
+      {RuleKind::kRmsProp, centered},
       {RuleKind::kRmsProp, both},
+      {RuleKind::kDelayedNesterov, delayed},
   };
   return cases;
 }
@@ -235,8 +248,8 @@ TEST(GpuUpdateTest, ABatchOfAllKindsTakesALaunchForEachKindAndStepsEverySlice) {
     reduce_update(cpu[i].update(1, pushed->contributions()));
     batch.push_back(gpu[i].update(1, pushed->contributions()));
   }
-  // The 12 forms without SGD's second step, in two dtypes.
-  EXPECT_EQ(reduce_update_like_a_gpu(batch), 2 * 11);
+  // The 14 forms without the second steps of SGD and of delayed Nesterov, in two dtypes.
+  EXPECT_EQ(reduce_update_like_a_gpu(batch), 2 * 12);
   EXPECT_EQ(gpu, cpu);
 }
 

@@ -17,6 +17,8 @@ Hyper hyper_of(RuleKind rule) {
   Hyper hyper;
   hyper.lr = 0.01;
   hyper.momentum = rule == RuleKind::kSgd || rule == RuleKind::kRmsProp ? 0.9 : 0;
+  hyper.every = 2;
+  hyper.activation = 0.25;
   hyper.weight_decay = 0.03;
   hyper.beta1 = 0.9;
   hyper.beta2 = 0.999;
@@ -27,9 +29,9 @@ Hyper hyper_of(RuleKind rule) {
   return hyper;
 }
 
-constexpr RuleKind kRules[] = {RuleKind::kAssign,  RuleKind::kAdd,   RuleKind::kSgd,
-                               RuleKind::kAdam,    RuleKind::kAdamW, RuleKind::kAdagrad,
-                               RuleKind::kRmsProp, RuleKind::kReduce};
+constexpr RuleKind kRules[] = {RuleKind::kAssign,  RuleKind::kAdd,    RuleKind::kSgd,
+                               RuleKind::kAdam,    RuleKind::kAdamW,  RuleKind::kAdagrad,
+                               RuleKind::kRmsProp, RuleKind::kReduce, RuleKind::kDelayedNesterov};
 
 // One slice of a rule, as a table would own it.
 struct Slice {

@@ -73,6 +73,8 @@ Hyper hyper_of(RuleKind rule, bool with_options) {
   hyper.alpha = 0.99;
   if (!with_options) return hyper;
   hyper.momentum = rule == RuleKind::kSgd || rule == RuleKind::kRmsProp ? 0.9 : 0;
+  if (rule == RuleKind::kDelayedNesterov)
+    hyper.momentum = 0.9, hyper.every = 2, hyper.activation = 0.25;
   hyper.weight_decay = 0.03;
   hyper.amsgrad = true;
   hyper.centered = true;
@@ -154,7 +156,8 @@ INSTANTIATE_TEST_SUITE_P(Rules, RuleParityTest,
                                          RuleChecksum{RuleKind::kAdamW, 0x182A6EED},
                                          RuleChecksum{RuleKind::kAdagrad, 0x9F901D22},
                                          RuleChecksum{RuleKind::kRmsProp, 0x8421404C},
-                                         RuleChecksum{RuleKind::kReduce, 0x1215B2CD}));
+                                         RuleChecksum{RuleKind::kReduce, 0x1215B2CD},
+                                         RuleChecksum{RuleKind::kDelayedNesterov, 0xB7FC9177}));
 
 TEST(ParityTest, PayloadsAndResidualsHaveTheBytesOfEveryMachine) {
   for (const KernelSet* kernels : runnable_kernels()) {

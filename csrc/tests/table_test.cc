@@ -134,6 +134,8 @@ TEST(TensorDefinitionTest, SaysWhichRulesHaveWhichState) {
   EXPECT_TRUE(takes(RuleKind::kSgd, 1));
   EXPECT_FALSE(takes(RuleKind::kSgd, 2));
   EXPECT_TRUE(takes(RuleKind::kRmsProp, 3));
+  EXPECT_TRUE(takes(RuleKind::kDelayedNesterov, 2));
+  EXPECT_FALSE(takes(RuleKind::kDelayedNesterov, 3));
   EXPECT_TRUE(takes(RuleKind::kReduce, 0));
   EXPECT_FALSE(takes(RuleKind::kReduce, 1));
   EXPECT_FALSE(takes(RuleKind::kAssign, 0));

@@ -37,7 +37,7 @@ CHANGES_BIT: int
 DTYPES: Mapping[str, int]
 """Of elements: "float32", "float64", "bfloat16", "float16"; encodings of payloads: "int8", "sign", "topk"; of
 contributions to rows: "rows", "rows_bfloat16", "rows_float16", "rows_int8" -> number."""
-RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce" -> number
+RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", … "reduce", "delayed_nesterov" -> number
 ROW_RULES: Mapping[str, int]  # "sparse_sgd", "sparse_adagrad", … "ftrl" -> number
 EVICTIONS: Mapping[str, int]  # "lru", "lfu", "ttl" -> number
 ADMISSIONS: Mapping[str, int]  # "always", "after", "probability" -> number

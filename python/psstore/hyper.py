@@ -51,8 +51,10 @@ HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
         "maximize": 0.0,
     },
     "reduce": {},
+    "delayed_nesterov": {"lr": 0.7, "momentum": 0.9, "every": 4.0, "activation": 0.0},
 }
-"""Names and defaults per rule: torch.optim's of the same class (flags are 0.0 or 1.0)."""
+"""Names and defaults per rule: those of the class of the same name, of torch.optim or psstore.torch; flags are 0.0 or
+1.0."""
 
 ROW_HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "sparse_sgd": {"lr": 1e-3, "maximize": 0.0},

@@ -474,9 +474,9 @@ def test_followers_are_measured_by_what_they_are_sent_and_beside_who_trains(monk
     assert len(table.rows) == 3
     monkeypatch.setattr(followers, "SHARDS", 1)
     monkeypatch.setattr(followers, "NUM_BEHIND", 2)
-    table, found = followers.relays(rounds=1, block_s=0.05, compute_s=0.01)
-    assert list(found) == [followers.ALONE, "1 followers", "2 followers behind 2 relays"]
-    assert [bool(versions_per_s) for *_, versions_per_s, _ in table.rows] == [False, True, True]
+    table, found = followers.relays(followers.APART, (1,), rounds=1, block_s=0.05, compute_s=0.01)
+    assert list(found) == [followers.ALONE, "1 followers", "2 followers behind 2 relays", followers.BARE]
+    assert [bool(versions_per_s) for *_, versions_per_s, _ in table.rows] == [False, True, True, True]
 
 
 def test_readers_of_each_way_have_what_the_trainer_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:

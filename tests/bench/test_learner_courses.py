@@ -1,16 +1,18 @@
-"""learner_loss and learner_time: that learners take a course, and what is told of it. Nothing here looks at how long
-anything took."""
+"""learner_loss, learner_time and stale_learners: that learners take a course, and what is told of it. Nothing here
+looks at how long anything took."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing import Pipe
 
 import pytest
 import torch
-from bench import learner_gpt, learner_loss, learner_time, learner_ways
+from bench import learner_gpt, learner_loss, learner_time, learner_ways, stale_learners
 from bench.learner_course import Course, Seen, learn
 from bench.learner_ways import DATA_PARALLEL, DILOCO, LEARNERS, QUORUM, Way
 
@@ -66,3 +68,25 @@ def test_peers_that_are_not_installed_are_left_out_and_a_loss_that_is_not_reache
         assert table.rows[0] == [DILOCO.name, 8.0, 1.0, None, "50", "2"]
         assert table.rows[1][1:3] == [None, None]
         assert len(table.rows) == 2
+
+
+@pytest.mark.usefixtures("_tiny")
+@pytest.mark.parametrize("quorum", [LEARNERS, LEARNERS - 1, 1])
+def test_stale_learners_take_turns_by_a_clock_that_is_played(quorum: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stale_learners, "EVERY", 2)
+    way = stale_learners.Way(quorum, partial(stale_learners.delayed, every=LEARNERS))
+    taken, again = (stale_learners.looks(way, (1.0, 1.0, 1.0, 4.0), seed=1, steps=24) for _ in range(2))
+    assert taken == again
+    assert taken[-1].steps == 24
+    assert [look.units for look in taken] == sorted(look.units for look in taken)
+    in_a_round = (taken[1].steps - taken[0].steps) // 2
+    assert in_a_round == quorum
+    assert taken[0].units > 7.0 if quorum == LEARNERS else taken[0].units < 3.0, "whom a round waits for"
+
+
+def test_a_loss_that_stale_learners_do_not_reach_has_no_time() -> None:
+    looks = [stale_learners.Look(units=10.0, steps=40, loss=3.0), stale_learners.Look(units=20.0, steps=80, loss=2.0)]
+    lost = [stale_learners.Look(units=10.0, steps=40, loss=math.nan)]
+    first, second = stale_learners.rows({"all": [looks], "async": [lost]}, 2.5)
+    assert first == ["all", "2.000", "20", 1.0]
+    assert second == ["async", "diverges", "not reached", None]

@@ -93,5 +93,6 @@ PARTS = {
     "adamw": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     "adagrad": ("sum",),
     "rmsprop": ("square_avg", "momentum_buffer", "grad_avg"),
+    "delayed_nesterov": ("momentum_buffer", "gradient_sum"),
 }
 """State buffers of each rule, by their number from 1 on."""

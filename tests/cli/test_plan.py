@@ -54,6 +54,15 @@ def test_the_table_shows_each_shard_and_the_balance() -> None:
     assert "largest shard / mean: 1.0000" in result.stdout
 
 
+def test_compensated_gradients_take_a_value_of_each_worker_more_at_most() -> None:
+    alone, planned = (json.loads(plan("resnet50", *flags, "--json").stdout) for flags in ((), ("--compensated", "3")))
+    assert alone["base_bytes"] == 0
+    assert planned["base_bytes"] == 3 * planned["bytes"] == 3 * alone["bytes"]
+    assert [shard["base_bytes"] for shard in planned["shards"]] == [3 * shard["bytes"] for shard in alone["shards"]]
+    assert "bases, MB" in plan("resnet50", "--compensated", "3").stdout
+    assert "bases" not in plan("resnet50").stdout
+
+
 def test_a_model_may_be_named_without_a_flag() -> None:
     named, flagged = plan("resnet50", "--json"), plan("--shards", "2", "--model", "resnet50", "--json")
     assert (named.exit_code, named.stdout) == (0, flagged.stdout)

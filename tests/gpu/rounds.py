@@ -14,7 +14,7 @@ import psstore
 
 Floats = npt.NDArray[np.float32]
 
-RULES = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce")
+RULES = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce", "delayed_nesterov")
 
 SHAPES = ((7,), (1024,), (300_001,))
 """Less than a vector, a small slice, and two slices of which one is not full."""

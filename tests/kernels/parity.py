@@ -26,6 +26,7 @@ import torch
 from bench.rule_case import Case, Options, state_names
 
 from psstore import _core
+from psstore.torch import DelayedNesterov
 
 Array = npt.NDArray[Any]
 
@@ -54,6 +55,8 @@ def all_cases() -> list[Case]:
     accumulator: tuple[Options, ...] = ({}, {"lr_decay": 0.01}, {"initial_accumulator_value": 0.1})
     mean: tuple[Options, ...] = ({}, {"centered": 1.0}, {"centered": 1.0, "alpha": 0.4})
     decay: tuple[Options, ...] = ({}, {"weight_decay": 0.03})
+    every: tuple[Options, ...] = ({}, {"every": 1.0}, {"every": 3.0, "momentum": 0.5})
+    activation: tuple[Options, ...] = ({}, {"activation": 0.2})
     no_decay: tuple[Options, ...] = ({}, {"weight_decay": 0.0})
     return [
         *_combinations("sgd", momentum, decay, maximize),
@@ -61,6 +64,7 @@ def all_cases() -> list[Case]:
         *_combinations("adamw", moments, amsgrad, no_decay, maximize),
         *_combinations("adagrad", accumulator, decay, maximize),
         *_combinations("rmsprop", mean, momentum[:2], decay, maximize),
+        *_combinations("delayed_nesterov", every, activation),
     ]
 
 
@@ -73,6 +77,8 @@ def torch_optimizer(case: Case, parameter: torch.nn.Parameter) -> torch.optim.Op
         "adagrad": torch.optim.Adagrad,
         "rmsprop": torch.optim.RMSprop,
     }
+    if case.rule == "delayed_nesterov":
+        return DelayedNesterov([parameter], **case.hyper)  # type: ignore[arg-type]
     keywords: dict[str, object] = dict(case.hyper)
     if "beta1" in keywords:
         keywords["betas"] = (keywords.pop("beta1"), keywords.pop("beta2"))

@@ -46,6 +46,7 @@ REPRESENTATIVE = [
     Case("adamw", {"beta1": 0.3}),
     Case("adagrad", {"lr_decay": 0.01, "initial_accumulator_value": 0.1}),
     Case("rmsprop", {"momentum": 0.9, "centered": 1.0, "weight_decay": 0.03}),
+    Case("delayed_nesterov", {"every": 2.0, "activation": 0.1}),
 ]
 """One per rule, with the options that touch the most memory."""
 
@@ -150,6 +151,38 @@ def test_states_have_a_slot_of_their_own_whatever_the_options() -> None:
         assert used == [name for name in _core.STATES[case.rule] if name in used]
 
 
+# ---- a rule that torch has not ----------------------------------------------------------------------
+
+
+def test_delayed_nesterov_with_every_gradient_is_sgd_with_nesterov_momentum_bit_for_bit() -> None:
+    delayed = CoreOptimizer(Case("delayed_nesterov", {"lr": 0.1, "momentum": 0.9, "every": 1.0}), start(515))
+    plain = CoreOptimizer(Case("sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": 1.0}), start(515))
+    for grad in gradients(515, 20, "float32"):
+        delayed.step(grad)
+        plain.step(grad)
+        assert np.array_equal(delayed.value, plain.value)
+        assert np.array_equal(delayed.state["momentum_buffer"], plain.state["momentum_buffer"])
+
+
+@pytest.mark.parametrize("activation", [0.0, 0.1, 0.25])
+def test_delayed_nesterov_is_the_papers_algorithm(activation: float) -> None:
+    """arXiv:2401.09135, algorithm 3, with its letters."""
+    theta, m, delta = start(31, "float64"), np.zeros(31), np.zeros(31)
+    epsilon, beta, c, n = 0.1, 0.9, activation, 4
+    ours = CoreOptimizer(Case("delayed_nesterov", {"lr": epsilon, "activation": c}), theta.copy())
+    for t, g in enumerate(gradients(31, 25, "float64")):
+        delta = delta + g
+        if (t + 1) % n == 0:
+            m = beta * m + delta / n
+            theta = theta - epsilon * ((1 - c * n + c) * beta * m + g / n)
+            delta = np.zeros(31)
+        else:
+            theta = theta - epsilon * (c * beta * m + g / n)
+        ours.step(g)
+        np.testing.assert_allclose(ours.value, theta, rtol=1e-13, atol=1e-12)
+        np.testing.assert_allclose(ours.state["momentum_buffer"], m, rtol=1e-13, atol=1e-12)
+
+
 # ---- hyper-parameters -------------------------------------------------------------------------------
 
 
@@ -191,6 +224,12 @@ def test_a_hyper_parameter_that_is_missing_or_unknown_is_refused(rule: str) -> N
         ("adagrad", "initial_accumulator_value", -1.0),
         ("rmsprop", "alpha", -0.1),
         ("rmsprop", "lr", float("inf")),
+        ("delayed_nesterov", "momentum", 0.0),
+        ("delayed_nesterov", "momentum", 1.0),
+        ("delayed_nesterov", "every", 0.0),
+        ("delayed_nesterov", "every", 2.5),
+        ("delayed_nesterov", "activation", 0.26),  # every is 4
+        ("delayed_nesterov", "activation", -0.1),
     ],
 )
 def test_a_hyper_parameter_out_of_range_is_refused_by_name(rule: str, name: str, value: float) -> None:

@@ -95,6 +95,22 @@ def test_whatever_relays_miss_their_readers_have_the_same_bits(seed: int) -> Non
         chain.close()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_relay_in_half_precision_has_what_its_readers_would_have_of_the_store(dtype: str) -> None:
+    values = np.random.default_rng(1)
+    with LocalStore(2) as followed, LocalStore() as near, followed.connect(rank=0) as trainer:
+        at_store, at_relay = (FollowingReader(one.connect(role="client"), None, dtype) for one in (followed, near))
+        relay, reader = Relay(near.connect(rank=0)), FollowingReader(followed.connect(role="client"), None, dtype)
+        for _ in range(3):
+            new = {"large": values.standard_normal((70_000, 2), F32), "scalar": values.standard_normal((), F32)}
+            trainer.publish({**new, "double": values.standard_normal(3)})
+            relay.publish(reader.next())
+            expected, found = at_store.next().values, at_relay.next().values
+            assert found.keys() - expected.keys() == {RELAYED}
+            for name, value in expected.items():
+                assert (found[name].dtype, found[name].tobytes()) == (value.dtype, value.tobytes())
+
+
 @contextmanager
 def running_relay(url: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL of its store, and the command."""
@@ -132,7 +148,7 @@ def test_the_command_serves_what_another_store_has_and_waits_for_it(tmp_path: Pa
         store = ends.enter_context(StoreProcess("--shards", "2", *followed, port=port))
         trainer = ends.enter_context(psstore.connect(store.url, rank=0))
         publish(trainer, 1)
-        url, relay = ends.enter_context(running_relay(store.url, "--shards", "2"))
+        url, relay = ends.enter_context(running_relay(store.url, "--shards", "2", "--dtype", "bfloat16"))
         reader = ends.enter_context(psstore.follow(url, wait_s=PATIENCE_S))
         until(reader, 1)
         publish(trainer, 2)

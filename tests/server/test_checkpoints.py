@@ -55,6 +55,7 @@ HYPERS = {
     "adamw": {"lr": 0.01},
     "adagrad": {"lr": 0.01},
     "rmsprop": {"lr": 0.01, "momentum": 0.5, "centered": 1.0},
+    "delayed_nesterov": {"lr": 0.1, "every": 2.0},
 }
 
 NUMBERS_OF_SHARDS = (1, 2, 3, 4, 7, 8)

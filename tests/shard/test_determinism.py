@@ -27,6 +27,7 @@ HYPERS: Mapping[str, Mapping[str, float]] = {
     "adagrad": complete_hyper("adagrad", {}),
     "rmsprop": complete_hyper("rmsprop", {"momentum": 0.5, "centered": 1.0}),
     "reduce": complete_hyper("reduce", {}),
+    "delayed_nesterov": complete_hyper("delayed_nesterov", {"every": 3.0, "activation": 0.1}),
 }
 
 States = list[dict[str, bytes]]

@@ -541,16 +541,6 @@ def test_another_outer_optimizer_is_refused() -> None:
             DiLoCo(second, ADAMW(second.parameters()), other, outer=torch.optim.Adam(second.parameters()))
 
 
-def test_a_store_in_which_each_round_is_one_workers_is_refused() -> None:
-    model = Odd()
-    with (
-        psstore.LocalStore(workers=2, mode="async") as local,
-        local.connect(rank=0) as store,
-        pytest.raises(UsageError, match=r"in mode 'async' each worker's is one: .* --quorum and --grace-s"),
-    ):
-        DiLoCo(model, ADAMW(model.parameters()), store)
-
-
 def test_a_learner_whose_weights_are_not_finite_sends_nothing() -> None:
     model = Odd()
     with psstore.connect("local://") as store:

@@ -174,3 +174,47 @@ def test_a_store_whose_workers_do_not_share_steps_refuses_it() -> None:
         pytest.raises(BadArgument, match="in mode 'async'"),
     ):
         distributed(model, store, SGD(group_of(model, **MEDIAN), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("begun", "later", "said"),
+    [
+        (MEDIAN, {"reduction": "mean"}, "group 0 has reduction 'mean', and had 'median' when its parameters"),
+        (TRIMMED, {"trim": 2}, "group 0 has trim 2, and had 1"),
+        ({}, {"compensation": 0.5}, "group 0 has compensation 0.5, and had 0.0"),
+    ],
+)
+def test_a_group_that_changes_what_the_store_has_for_good_is_refused(
+    begun: dict[str, object], later: dict[str, object], said: str
+) -> None:
+    model = Odd()
+    with psstore.LocalStore(workers=3) as local, local.connect(rank=0) as store:
+        optimizer = distributed(model, store, SGD(group_of(model, **begun), lr=0.1))
+        optimizer.param_groups[0].update(later)
+        backward(model, next(batches(1)))
+        with pytest.raises(UsageError, match=f"{said}.*set it back"):
+            optimizer.step()
+        assert (store.version, store.round) == (0, 1), "nothing has begun"
+
+
+def test_a_state_dict_that_says_nothing_of_reductions_leaves_them_as_they_are() -> None:
+    model = Odd()
+    plain = SGD(model.parameters(), lr=0.25).state_dict()
+    with psstore.connect("local://") as store:
+        optimizer = distributed(model, store, SGD(group_of(model, **MEDIAN), lr=0.1))
+        optimizer.load_state_dict(plain)
+        backward(model, next(batches(1)))
+        optimizer.step()
+        assert store.describe("bias").spec.reduction == "median"
+
+
+def test_an_outer_optimizer_that_changes_its_reduction_is_refused() -> None:
+    model = Odd()
+    with psstore.connect("local://") as store:
+        outer = SGD(group_of(model, **MEDIAN), lr=1.0)
+        optimizer = DiLoCo(model, SGD(model.parameters(), lr=0.1), store, every=1, fragments=1, outer=outer)
+        outer.param_groups[0]["reduction"] = "mean"
+        backward(model, next(batches(1)))
+        with pytest.raises(UsageError, match="the outer optimizer's group has reduction 'mean', and had 'median'"):
+            optimizer.step()
+        assert store.version == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, lr_schedu
 
 import psstore
 from psstore.errors import BadArgument
+from psstore.torch import DelayedNesterov
 from tests.torch.support import (
     DECOUPLED_ADAM,
     Odd,
@@ -27,6 +29,12 @@ pytestmark = pytest.mark.usefixtures("exact")
 
 STEPS = 4
 
+
+def delayed_nesterov(parameters: Iterable[torch.Tensor], **options: object) -> Optimizer:
+    """Keeps what chooses an implementation, of which there is one, as torch's do."""
+    return DelayedNesterov([{"params": list(parameters), **options}], lr=0.1, every=3)
+
+
 CASES: dict[str, OptimizerFactory] = {
     "sgd": partial(SGD, lr=0.1),
     "sgd momentum": partial(SGD, lr=0.05, momentum=0.9, dampening=0.1),
@@ -40,6 +48,7 @@ CASES: dict[str, OptimizerFactory] = {
     "rmsprop": partial(RMSprop, lr=0.01),
     "rmsprop momentum": partial(RMSprop, lr=0.01, momentum=0.9),
     "rmsprop centered": partial(RMSprop, lr=0.01, momentum=0.9, centered=True),
+    "delayed nesterov": delayed_nesterov,
 }
 
 

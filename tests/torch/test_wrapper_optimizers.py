@@ -218,7 +218,7 @@ def test_whose_state_it_is_is_said_once_by_rank_0(recwarn: pytest.WarningsRecord
     said = [str(one.message) for one in recwarn if "no rule for" in str(one.message)]
     assert len(said) == 1
     assert "no rule for Sharp: it reduces" in said[0]
-    assert "SGD, Adam, AdamW, Adagrad, RMSprop of torch.optim, and for no subclass" in said[0]
+    assert "SGD, Adam, AdamW, Adagrad, RMSprop, DelayedNesterov, and for no subclass" in said[0]
 
 
 # ---- more gradients than one ----

@@ -16,6 +16,8 @@ template void launch_update_async<RmsPropStep<double>>(SourceForm, const BatchVi
 template void launch_update_async<RmsPropMomentumStep<double>>(SourceForm, const BatchView&, cudaStream_t);
 template void launch_update_async<RmsPropCenteredStep<double>>(SourceForm, const BatchView&, cudaStream_t);
 template void launch_update_async<RmsPropCenteredMomentumStep<double>>(SourceForm, const BatchView&, cudaStream_t);
+template void launch_update_async<DelayedNesterovStep<double>>(SourceForm, const BatchView&, cudaStream_t);
+template void launch_update_async<DelayedNesterovMomentumStep<double>>(SourceForm, const BatchView&, cudaStream_t);
 // clang-format on
 
 }  // namespace psstore::gpu

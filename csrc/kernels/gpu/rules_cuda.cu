@@ -12,6 +12,8 @@ template void launch_update_async<RmsPropStep<float>>(SourceForm, const BatchVie
 template void launch_update_async<RmsPropMomentumStep<float>>(SourceForm, const BatchView&, cudaStream_t);
 template void launch_update_async<RmsPropCenteredStep<float>>(SourceForm, const BatchView&, cudaStream_t);
 template void launch_update_async<RmsPropCenteredMomentumStep<float>>(SourceForm, const BatchView&, cudaStream_t);
+template void launch_update_async<DelayedNesterovStep<float>>(SourceForm, const BatchView&, cudaStream_t);
+template void launch_update_async<DelayedNesterovMomentumStep<float>>(SourceForm, const BatchView&, cudaStream_t);
 // clang-format on
 
 }  // namespace psstore::gpu

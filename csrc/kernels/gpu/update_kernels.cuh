@@ -23,6 +23,8 @@ extern template void launch_update_async<RmsPropStep<float>>(SourceForm, const B
 extern template void launch_update_async<RmsPropMomentumStep<float>>(SourceForm, const BatchView&, cudaStream_t);
 extern template void launch_update_async<RmsPropCenteredStep<float>>(SourceForm, const BatchView&, cudaStream_t);
 extern template void launch_update_async<RmsPropCenteredMomentumStep<float>>(SourceForm, const BatchView&, cudaStream_t);
+extern template void launch_update_async<DelayedNesterovStep<float>>(SourceForm, const BatchView&, cudaStream_t);
+extern template void launch_update_async<DelayedNesterovMomentumStep<float>>(SourceForm, const BatchView&, cudaStream_t);
 
 // double_cuda.cu
 extern template void launch_update_async<AssignStep<double>>(SourceForm, const BatchView&, cudaStream_t);
@@ -37,6 +39,8 @@ extern template void launch_update_async<RmsPropStep<double>>(SourceForm, const 
 extern template void launch_update_async<RmsPropMomentumStep<double>>(SourceForm, const BatchView&, cudaStream_t);
 extern template void launch_update_async<RmsPropCenteredStep<double>>(SourceForm, const BatchView&, cudaStream_t);
 extern template void launch_update_async<RmsPropCenteredMomentumStep<double>>(SourceForm, const BatchView&, cudaStream_t);
+extern template void launch_update_async<DelayedNesterovStep<double>>(SourceForm, const BatchView&, cudaStream_t);
+extern template void launch_update_async<DelayedNesterovMomentumStep<double>>(SourceForm, const BatchView&, cudaStream_t);
 // clang-format on
 
 }  // namespace psstore::gpu

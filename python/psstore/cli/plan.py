@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
+    base_bytes: int
+    """What it keeps at most of what workers were sent, to compensate their gradients."""
     slices: int
     tensors: int
     """That have at least one slice here."""
@@ -31,37 +33,46 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     parameters: int
     bytes: int
+    base_bytes: int
     slices: int
     largest_over_mean: float
     """Bytes of the largest shard over the mean: how much longer it takes than with perfect balance."""
     shards: tuple[ShardPlan, ...]
 
 
-def plan_of(specs: Sequence[TensorSpec], num_shards: int) -> Plan:
-    """What a store of so many shards does with these tensors, created in one call. Raises BadArgument."""
+def plan_of(specs: Sequence[TensorSpec], num_shards: int, *, num_workers: int = 1) -> Plan:
+    """What a store of so many shards does with these tensors, created in one call. `num_workers`: of whom each has a
+    base of a tensor that is compensated. Raises BadArgument."""
     from psstore.partition.placement import place
     from psstore.partition.slicing import num_slices, slice_elems
     from psstore.types import ITEM_BYTES
 
     sizes: list[int] = []
+    base_sizes: list[int] = []
     tensor_of: list[int] = []
     for index, spec in enumerate(specs):
         spec.check()
         elems = slice_elems(spec)
         for begin in range(0, num_slices(spec.num_elems, elems) * elems, elems):
             sizes.append(min(elems, spec.num_elems - begin) * ITEM_BYTES[spec.dtype])
+            base_sizes.append(num_workers * sizes[-1] if spec.compensation else 0)
             tensor_of.append(index)
     owners = place(sizes, [0] * num_shards)
-    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == n) for n in range(num_shards)]
+    loads, base_loads = (
+        [sum(size for size, owner in zip(of, owners, strict=True) if owner == n) for n in range(num_shards)]
+        for of in (sizes, base_sizes)
+    )
     return Plan(
         tensors=len(specs),
         parameters=sum(spec.num_elems for spec in specs),
         bytes=sum(sizes),
+        base_bytes=sum(base_sizes),
         slices=len(sizes),
         largest_over_mean=max(loads) * num_shards / sum(loads) if sum(loads) else 1.0,
         shards=tuple(
             ShardPlan(
                 bytes=loads[n],
+                base_bytes=base_loads[n],
                 slices=owners.count(n),
                 tensors=len({tensor for tensor, owner in zip(tensor_of, owners, strict=True) if owner == n}),
             )
@@ -88,6 +99,12 @@ def plan(
     shapes: Annotated[Path | None, typer.Option(help='JSON file: {"name": [2, 3], ...}.')] = None,
     model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    compensated: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="WORKERS", help="Count what shards keep at most to compensate so many workers' gradients."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a model's tensors are cut into slices and placed on shards."""
@@ -98,8 +115,12 @@ def plan(
     model = named if model is None else model
     chosen = _choose(shapes, model)
     try:
-        specs = [TensorSpec(name=name, shape=shape, dtype=dtype) for name, shape in chosen.items()]
-        planned = plan_of(specs, shards)
+        compensation = 0.0 if compensated is None else 1.0
+        specs = [
+            TensorSpec(name=name, shape=shape, dtype=dtype, rule="sgd", compensation=compensation)
+            for name, shape in chosen.items()
+        ]
+        planned = plan_of(specs, shards, num_workers=compensated or 1)
     except PsstoreError as error:
         fail(error.message)
     if as_json:
@@ -136,7 +157,8 @@ def _show(planned: Plan, title: str, dtype: str) -> None:
         caption=f"largest shard / mean: {planned.largest_over_mean:.4f}",
         caption_justify="left",
     )
-    for heading in ("shard", "bytes", "MB", "slices", "tensors"):
+    has_bases = planned.base_bytes > 0
+    for heading in ("shard", "bytes", "MB", *(["bases, MB at most"] if has_bases else []), "slices", "tensors"):
         table.add_column(heading, justify="right")
     table.add_column("load")
     largest = max(shard.bytes for shard in planned.shards) or 1
@@ -146,6 +168,7 @@ def _show(planned: Plan, title: str, dtype: str) -> None:
             str(number),
             f"{shard.bytes:,}",
             f"{shard.bytes / 1e6:,.1f}",
+            *([f"{shard.base_bytes / 1e6:,.1f}"] if has_bases else []),
             str(shard.slices),
             str(shard.tensors),
             f"[cyan]{bar}[/]",

@@ -32,6 +32,13 @@ _log = logging.getLogger("psstore.relay")
 def relay(
     context: typer.Context,
     url: Annotated[str, typer.Argument(help="Of the store to follow: ps://host:port.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Follow float32 tensors in 'bfloat16' or 'float16', for readers in that: far less comes, and what is"
+            " here is rounded to it. Default: as stored."
+        ),
+    ] = None,
 ) -> None:
     """Follow a store, and serve what it has: `psstore relay ps://h1:5700 --port 5800`.
 
@@ -56,7 +63,7 @@ def relay(
         with connect(own_url, rank=0) as own:
             passes_on = Relay(own)
             while not server.has_ended:
-                _follow(url, passes_on, server)
+                _follow(url, dtype, passes_on, server)
         fail("the store here has ended by itself; its messages are above", exit_code=EXIT_FAILED)
     except KeyboardInterrupt:
         pass
@@ -75,14 +82,14 @@ def _environ() -> dict[str, str]:
     return environ
 
 
-def _follow(url: str, relay: Relay, server: ServerProcess) -> None:
+def _follow(url: str, dtype: str | None, relay: Relay, server: ServerProcess) -> None:
     """Passes versions on until the store there is out of reach, or the one here has ended. Raises what is wrong with
     what was asked for, and with the store here."""
     from psstore.client.follow import follow
     from psstore.errors import AvailabilityError, DeadlineExceeded
 
     try:
-        with follow(url) as reader:
+        with follow(url, dtype=dtype) as reader:
             while not server.has_ended:
                 with contextlib.suppress(DeadlineExceeded):
                     relay.publish(reader.next(timeout_s=LOOK_S))

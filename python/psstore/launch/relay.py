@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,8 @@ class Relay:
         raises."""
         forms = {name: (value.shape, value.dtype.str) for name, value in version.values.items()}
         self._drop(name for name, form in self._forms.items() if forms.get(name) != form)
-        values = {name: version.values[name] for name in version.changed | (forms.keys() - self._forms.keys())}
+        changed = version.changed | (forms.keys() - self._forms.keys())
+        values = {name: _as_stored(version.values[name]) for name in changed}
         if RELAYED not in version.values:
             values[RELAYED] = np.array([version.number], np.float64)
         number = self._own.publish(values)
@@ -37,3 +39,15 @@ class Relay:
         for name in list(names):
             self._own.drop(name)
             del self._forms[name]
+
+
+def _as_stored(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy's numbers in a dtype that a store keeps: a reader in half precision has of them the bits that it would
+    have of the store that is followed."""
+    if value.dtype == np.float16:
+        return value.astype(np.float32)
+    if value.dtype != np.int16:
+        return value
+    bits = np.empty(value.shape, np.uint32)
+    np.left_shift(value.view(np.uint16), 16, out=bits, dtype=np.uint32)
+    return bits.view(np.float32)

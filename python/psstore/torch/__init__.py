@@ -3,6 +3,7 @@
 try:
     from psstore.codec.compression import Compression
     from psstore.torch.conversion import embeddings_in_store
+    from psstore.torch.delayed_nesterov import DelayedNesterov
     from psstore.torch.diloco import DiLoCo
     from psstore.torch.elastic_sampler import ElasticSampler
     from psstore.torch.embedding import Embedding
@@ -23,6 +24,7 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "Compression",
+    "DelayedNesterov",
     "DiLoCo",
     "DistributedOptimizer",
     "ElasticSampler",

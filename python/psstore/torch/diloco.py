@@ -35,10 +35,12 @@ class DiLoCo(DistributedOptimizer):
     all, and the new values are merged here. Fragments are whole tensors, balanced by bytes. Parameters change in
     `step()` alone.
 
-    Construction gives every learner the store's newest values, which the first one's initialise. The store needs mode
-    'sync', or a quorum, whose `--grace-s` says how long a round waits for learners that are late; they go on with the
-    values of the others. It is one DiLoCo's alone: each round is a fragment's. Buffers, such as batch-norm
-    statistics, are each learner's own. An error of the store leaves the step taken; the round goes on with the next.
+    Construction gives every learner the store's newest values, which the first one's initialise. A quorum's `--grace-s`
+    says how long a round waits for learners that are late; they go on with the values of the others. In modes 'async'
+    and 'ssp' nobody is waited for: each contribution is an outer step of its own, taken by what the values are then,
+    for which `DelayedNesterov` is made. The store is one DiLoCo's alone: each round is a fragment's. Buffers, such as
+    batch-norm statistics, are each learner's own. An error of the store leaves the step taken; the round goes on with
+    the next.
 
     Args:
         model: whose parameters are trained, those that require a gradient.
@@ -47,12 +49,12 @@ class DiLoCo(DistributedOptimizer):
         every: steps after which each fragment has had a round.
         fragments: how many; 1 shares the whole model at once.
         outer: what the store steps with, over any parameters: its class says the rule, its first group the
-            hyper-parameters, which may be scheduled, and its 'reduction', as `DistributedOptimizer` has it. None: SGD
-            with lr 0.7 and Nesterov momentum 0.9, DiLoCo's.
+            hyper-parameters, which may be scheduled, and its 'reduction' or 'compensation', as `DistributedOptimizer`
+            has them. None: SGD with lr 0.7 and Nesterov momentum 0.9, DiLoCo's.
         delay: steps that are taken while a round is under way, before its values are merged; 0 waits for them.
         merge: share of the new values in a parameter; the rest is what it is here. 1 takes them whole.
         weight: this learner's share in the mean, a number, or 'tokens': what `count` was given since the fragment's
-            last round here.
+            last round here. Modes 'sync' and 'backup' have it.
         compression: as `DistributedOptimizer` has it, of pseudo-gradients and new values.
         name: see `DistributedOptimizer`, as for `exist`.
         max_norm: clip the norm of this learner's gradient to this in each step.

@@ -3,6 +3,8 @@
 DiLoCo (Douillard et al., arXiv:2311.08105, algorithm 1): the store's optimizer takes a step with the mean of the
 workers' pseudo-gradients. Fragments take turns, overlapped with further steps, as in streaming DiLoCo
 (arXiv:2501.18512, algorithm 2); whose turn it is follows from the number of the round, which all workers of it know.
+In modes async and ssp each contribution is a step of its own, to the values that are there then, and rounds are each
+worker's: asynchronous local SGD (Liu et al., arXiv:2401.09135).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,7 +26,7 @@ from psstore.torch.fragments import Fragment, cut
 from psstore.torch.gradient_step import Hypers
 from psstore.torch.learner_processes import LearnerProcesses, SharedTensor
 from psstore.torch.local_step import LocalStep
-from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of, with_gradient_options
+from psstore.torch.param_groups import GradientOptions, check_hyper, has_rule, hyper_of, rule_of, with_gradient_options
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.warnings import quoted, tell_of_refusal
@@ -115,7 +118,8 @@ class LearnerStep(LocalStep):
         self.refusal: UsageError | None = None
         """What the next round is refused with, in all processes: the leader has found it."""
         training.has_whole_names = True
-        processes.ask(self._check_mode)
+        self._is_shared = processes.ask(self._has_shared_rounds)
+        """Whether a round is that of several workers; else each one's contribution is a step of its own."""
         self._fragments: list[Fragment] = []
         self._steps = 0
         """How many this worker has taken, in all."""
@@ -124,6 +128,7 @@ class LearnerStep(LocalStep):
         self._merged = 0
         """The last decision whose values are merged."""
         self._round: Round | None = None
+        self._options = GradientOptions.of(learning.outer.param_groups[0])
         self._owners: dict[str, torch.Tensor] = {}
         """The parameters, by the whole tensors' names."""
         self._smallest = ""
@@ -229,7 +234,7 @@ class LearnerStep(LocalStep):
         store, learning, processes = self._training.store, self._learning, self._processes
         number = self._fragment_of(processes.ask(self._open_round))
         fragment = self._fragments[number]
-        parts = processes.together(fragment.pseudo_gradient)
+        parts = processes.together(partial(self._contribution, fragment))
         weight = self._weight_of(fragment)
         hypers: Hypers = {self._training.first_group: learning.hyper()}
         news: dict[int, list[torch.Tensor]] = {}
@@ -248,12 +253,18 @@ class LearnerStep(LocalStep):
         exchange = Exchange(
             push_whole,
             lambda: processes.ask(commit),
-            lambda: self._pull_news(news),
+            lambda: self._pull_news(news, own=number),
         )
         fragment.weighed_at = self._counted
         self._round = Round(exchange=exchange, due=self._steps + learning.delay, news=news, ended=ended)
         if learning.delay:
             exchange.start()
+
+    def _contribution(self, fragment: Fragment) -> list[torch.Tensor]:
+        """This worker's pseudo-gradients. Raises UsageError, also where the outer optimizer's group has changed what
+        the store's tensors have for good."""
+        self._options.check_stays(self._learning.outer.param_groups[0], "the outer optimizer's group")
+        return fragment.pseudo_gradient()
 
     def _merge_if_due(self, step: float) -> None:
         """Merges what a round has brought, if it is due. Raises the store's errors; then the round goes on, and is
@@ -267,9 +278,13 @@ class LearnerStep(LocalStep):
         for commit in ended:
             tell_of_refusal(commit)
 
-    def _pull_news(self, news: dict[int, list[torch.Tensor]]) -> None:
+    def _pull_news(self, news: dict[int, list[torch.Tensor]], *, own: int) -> None:
         """Pulls the fragments that rounds were about since the last time: the one of this worker's round, and where
-        rounds do without late workers also those that it has missed."""
+        rounds do without late workers also those that it has missed. Where rounds are each worker's it is that one
+        alone: others change the rest, and each has its turn."""
+        if not self._is_shared:
+            news[own] = self._pull(self._fragments[own])
+            return
         last = self._processes.ask(lambda: self._training.store.version)
         missed = range(max(self._merged + 1, last - len(self._fragments) + 1), last + 1)
         for number in sorted({self._fragment_of(round) for round in missed}):
@@ -282,7 +297,7 @@ class LearnerStep(LocalStep):
         store = self._training.store
         if self.refusal is not None:
             raise self.refusal
-        if store.consistency.mode != "sync":
+        if store.consistency.mode == "backup":
             store.pull_many([self._smallest], if_newer_than=store.version)  # asks what was decided
             if store.version >= store.round:
                 store.commit(present=[])
@@ -323,13 +338,16 @@ class LearnerStep(LocalStep):
 
     # ---- what the leader asks the store ----
 
-    def _check_mode(self) -> None:
-        if not self._training.store.consistency.lockstep:
-            mode = self._training.store.consistency.mode
+    def _has_shared_rounds(self) -> bool:
+        """Raises UsageError for a weight where there is no mean."""
+        consistency = self._training.store.consistency
+        if not consistency.lockstep and self._learning.weight != 1.0:
             raise UsageError(
-                f"DiLoCo makes a round of several learners' steps, and in mode {mode!r} each worker's is one: start the"
-                " store with --mode sync, or with --quorum and --grace-s"
+                f"weight is {self._learning.weight!r}, a share in the mean of several learners, and in mode"
+                f" {consistency.mode!r} each one's contribution is a step of its own: leave it out, or start the store"
+                " with --mode sync, or with --quorum and --grace-s"
             )
+        return consistency.lockstep
 
     def _create(self, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
         create_tensors(self._training, specs, values)

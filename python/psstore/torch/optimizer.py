@@ -52,10 +52,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     >>> opt = psstore.torch.DistributedOptimizer(opt, store, named_parameters=model.named_parameters())
 
     The object stands in for the optimizer that it wraps, and shares its `param_groups`: schedulers made for either
-    work, and hyper-parameters are read at every step. For SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim the
-    store takes the step and keeps momenta and other state, so that `state` stays empty here; `state_dict()` reads it
-    from there. Any other steps on every worker, with the gradients that the store has reduced; LBFGS and SparseAdam
-    can't.
+    work, and hyper-parameters are read at every step. For SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim, and
+    for `DelayedNesterov`, the store takes the step and keeps momenta and other state, so that `state` stays empty here;
+    `state_dict()` reads it from there. Any other steps on every worker, with the gradients that the store has reduced;
+    LBFGS and SparseAdam can't.
 
     Construction creates the tensors in the store, which rank 0's values initialise; on return the parameters
     hold what the store holds, on every worker. It blocks until rank 0 has been there. `step()` blocks until the
@@ -66,10 +66,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: whose class says the update rule, and whose groups say the hyper-parameters. A group's 'reduction',
             if it has one, says what becomes of the workers' gradients: 'mean', or of each element the 'median' or the
             'trimmed_mean', without the lowest and the highest as many as its 'trim' says, so that a few workers that
-            send anything don't spoil the step. It is read when a parameter is first trained, and must be alike on
-            every worker. With either no `weight` counts. Modes 'sync' and 'backup' have it. Its 'compensation' says, in
-            modes 'async' and 'ssp', how far a gradient is made up for the steps that others took since this worker was
-            sent the parameters: the lambda of DC-ASGD.
+            send anything don't spoil the step. It is read when a parameter is first trained, stays, and must be alike
+            on every worker. With either no `weight` counts. Modes 'sync' and 'backup' have it. Its 'compensation' says,
+            in modes 'async' and 'ssp', how far a gradient is made up for the steps that others took since this worker
+            was sent the parameters: the lambda of DC-ASGD.
         store: a connected worker's `psstore.Store`. Several optimizers may share it: each step is a round.
         named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient. They may be
             DTensors, as fully_shard and parallelize_module make them, if all are: each worker trains its part then.

@@ -32,7 +32,7 @@ State = Mapping[torch.Tensor, Mapping[str, Any]]
 RESIDUALS_KEY = "residuals"
 """Entry of a state dict beside torch's 'state' and 'param_groups', which torch's optimizers do not look at."""
 
-COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop"})
+COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop", "delayed_nesterov"})
 """Rules whose class keeps the number of steps: a 0-d float32 tensor."""
 
 OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}

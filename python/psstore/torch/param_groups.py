@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -14,6 +14,7 @@ from psstore import _core
 from psstore.codec.compression import Compression
 from psstore.errors import BadHyper, UsageError
 from psstore.hyper import HYPER_DEFAULTS, ROW_HYPER_DEFAULTS
+from psstore.torch.delayed_nesterov import DelayedNesterov
 from psstore.torch.parameters import Trained
 from psstore.torch.warnings import dtype_name
 from psstore.types import TensorSpec, complete_hyper
@@ -24,6 +25,7 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.AdamW: "adamw",
     torch.optim.Adagrad: "adagrad",
     torch.optim.RMSprop: "rmsprop",
+    DelayedNesterov: "delayed_nesterov",
 }
 """The store's rule by the optimizer's exact class: a subclass may step differently, and the store would not know."""
 
@@ -122,22 +124,46 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
     return {name: float(named[name]) for name in known}
 
 
+class GradientOptions(NamedTuple):
+    """How a parameter group has its gradients reduced over the workers, and compensated: what the store is told when it
+    makes the tensors."""
+
+    reduction: str = "mean"
+    trim: int = 0
+    compensation: float = 0.0
+
+    @classmethod
+    def of(cls, group: ParamGroup) -> GradientOptions:
+        """Raises UsageError."""
+        reduction, trim = group.get("reduction", "mean"), group.get("trim", 0)
+        if not isinstance(reduction, str) or not isinstance(trim, int):
+            raise UsageError(
+                f"a parameter group has reduction {reduction!r} and trim {trim!r}; expected 'mean', 'median' or"
+                " 'trimmed_mean', and of the last how many workers are dropped at either end"
+            )
+        compensation = group.get("compensation", 0.0)
+        if isinstance(compensation, bool) or not isinstance(compensation, (int, float)):
+            raise UsageError(
+                f"a parameter group has compensation {compensation!r}; expected a number from 0 on, which is none: the"
+                " lambda of DC-ASGD"
+            )
+        return cls(reduction, trim, float(compensation))
+
+    def check_stays(self, group: ParamGroup, what: str) -> None:
+        """Raises UsageError if the group, which `what` names, says something else by now. What it does not say, as
+        after a state dict of plain torch's was loaded, stays as it was."""
+        for name, begun in self._asdict().items():
+            if (now := group.get(name, begun)) != begun:
+                raise UsageError(
+                    f"{what} has {name} {now!r}, and had {begun!r} when its parameters came to be trained, as the store"
+                    " has their tensors for good: set it back, or make the optimizer anew with exist='overwrite', which"
+                    " begins without the rule's state"
+                )
+
+
 def with_gradient_options(spec: TensorSpec, group: ParamGroup) -> TensorSpec:
-    """The tensor as that parameter group has its gradients reduced over the workers, or compensated. Raises
-    UsageError."""
-    reduction, trim = group.get("reduction", "mean"), group.get("trim", 0)
-    if not isinstance(reduction, str) or not isinstance(trim, int):
-        raise UsageError(
-            f"a parameter group has reduction {reduction!r} and trim {trim!r}; expected 'mean', 'median' or"
-            " 'trimmed_mean', and of the last how many workers are dropped at either end"
-        )
-    compensation = group.get("compensation", 0.0)
-    if isinstance(compensation, bool) or not isinstance(compensation, (int, float)):
-        raise UsageError(
-            f"a parameter group has compensation {compensation!r}; expected a number from 0 on, which is none: the"
-            " lambda of DC-ASGD"
-        )
-    return msgspec.structs.replace(spec, reduction=reduction, trim=trim, compensation=float(compensation))
+    """The tensor as that parameter group has its gradients. Raises UsageError."""
+    return msgspec.structs.replace(spec, **GradientOptions.of(group)._asdict())
 
 
 def may_sort(groups: Sequence[ParamGroup]) -> bool:

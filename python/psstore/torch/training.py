@@ -24,7 +24,7 @@ from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.config import was_restarted
 from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMismatch, UsageError
-from psstore.torch.param_groups import compression_for
+from psstore.torch.param_groups import GradientOptions, compression_for
 from psstore.torch.parameters import Names, Trained, gradient_name, mark_written, trainable
 from psstore.torch.parts import is_first_of_copies
 from psstore.torch.table_gradients import TableGradients
@@ -135,6 +135,8 @@ class Training:
     """Whether what is trained are parts of tensors, of which each worker has its own."""
     has_whole_names: bool = False
     """Whether parts go by the names of the whole tensors, which somebody puts together before the store has them."""
+    gradient_options: dict[int, GradientOptions] = field(default_factory=dict)
+    """By group, since the first of its parameters came to be trained."""
     taken: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradients of DTensors whose parts the parameters have, by name."""
     _known: set[int] = field(default_factory=set)
@@ -173,7 +175,11 @@ class Training:
         return new
 
     def add_newcomers(self, strategy: StepStrategy) -> None:
-        """Trains the newcomers, too, if there are any. Every worker must do so in the same round."""
+        """Trains the newcomers, too, if there are any. Every worker must do so in the same round. Raises UsageError
+        also where a group has changed what the store's tensors have for good."""
+        groups = self.optimizer.param_groups
+        for index, options in self.gradient_options.items():
+            options.check_stays(groups[index], f"parameter group {index}")
         new = self.newcomers()
         if new:
             try:
@@ -187,6 +193,8 @@ class Training:
             self.trained_parameters += [one.parameter for one in new]
             self.trained_owners += [one.owner for one in new]
             self.trained_groups.update(one.group for one in new)
+            for index in self.trained_groups - self.gradient_options.keys():
+                self.gradient_options[index] = GradientOptions.of(groups[index])
             self._known.update(id(one.owner) for one in new)
             register(self.store, strategy, new)
 

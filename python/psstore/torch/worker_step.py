@@ -38,8 +38,7 @@ class WorkerStep(GradientStep):
             warn(
                 f"the store has no rule for {kind}: it reduces the gradients, and every worker keeps all of the"
                 " optimizer's state and takes the step itself, as under DDP. Rules are for"
-                f" {', '.join(one.__name__ for one in RULES)} of torch.optim, and for no subclass of them. This is said"
-                " once"
+                f" {', '.join(one.__name__ for one in RULES)}, and for no subclass of them. This is said once"
             )
 
     def add(self, trained: Sequence[Trained]) -> None:
