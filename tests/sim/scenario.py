@@ -79,6 +79,8 @@ class Scenario:
         self._begin(None)
         self.readers: list[SomeReader | Assigner] = []
         """Who goes on until training is over."""
+        self._reader_names: set[str] = set()
+        """Theirs, as they are asked for after every event."""
         self.machines: dict[int, Machine] = {}
         """The machine of each rank's present life."""
         self.num_resharders = self.num_reshards = 0
@@ -223,7 +225,7 @@ class Scenario:
             self.world.run(until=lambda: False, limit_s=self.world.now + QUIET_S)
 
     def _is_training(self) -> bool:
-        return not self.pending <= {reader.machine.name for reader in self.readers}
+        return not self.pending <= self._reader_names
 
     def _watch(self) -> bool:
         """Looked at after every event."""
@@ -301,14 +303,17 @@ class Scenario:
 
     def _start_reader(self, make: MakeReader, name: str) -> None:
         reader = make(self.plan, self._machine(name, "client"), self.history)
-        self.readers.append(reader)
-        self._start(reader)
+        self._start_until_trained(reader)
 
     def _start_assigner(self) -> None:
         machine = self._machine("assigner", "client")
         assigner = Assigner(self.plan, machine, self.history, num_decided=lambda: len(self.notary.decisions))
-        self.readers.append(assigner)
-        self._start(assigner)
+        self._start_until_trained(assigner)
+
+    def _start_until_trained(self, reader: SomeReader | Assigner) -> None:
+        self.readers.append(reader)
+        self._reader_names.add(reader.machine.name)
+        self._start(reader)
 
     def _start_worker_after(self, delay_s: float, rank: int, *, life: int) -> None:
         if not delay_s:

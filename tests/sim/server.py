@@ -11,7 +11,7 @@ from psstore import _core
 from psstore.config import Credentials
 from psstore.errors import ProtocolError, PsstoreError
 from psstore.protocol.coordinator import Coordinator
-from psstore.protocol.frames import Output, Send
+from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.saving import Keeper
 from psstore.protocol.service import ShardIdentity, ShardService
@@ -141,6 +141,7 @@ class Server:
         end = ServerEnd(self, next(self._ids))
         self.ends[end.id] = end
         end.protocol = self.service.opened(end.id, self.world.now)
+        end.take_replies = end.protocol.take_replies
         self.arm()
         return end
 
@@ -216,7 +217,7 @@ class Server:
     def deliver(self) -> None:
         """Sends what need not wait for standbys."""
         for end in self.ends.values():
-            if replies := end.protocol.take_replies():
+            if replies := end.take_replies():
                 end.connection.to_client.write(replies)
 
     def arm(self) -> None:
@@ -243,6 +244,8 @@ class ServerEnd:
 
     connection: Connection
     protocol: _core.ServerProtocol
+    take_replies: Callable[[], Sequence[Piece]]
+    """The protocol's: bound once, as every end is asked after each frame of any."""
 
     def __init__(self, server: Server, conn: int) -> None:
         self.id = conn
@@ -256,7 +259,7 @@ class ServerEnd:
         try:
             while self.id in self._server.ends:
                 frame = self.protocol.next_frame(self._server.world.now)
-                replies = self.protocol.take_replies()
+                replies = self.take_replies()
                 if replies:
                     self.connection.to_client.write(replies)
                 self._server.deliver()
