@@ -1,6 +1,7 @@
 """Rows of a table, pulled and trained, beside a plain loop over a hash map in C, and others' tables.
 
     python -m bench.rows [--quick] [--json FILE]
+    python -m bench.rows --parts                # where the time of a step goes
     python -m bench.rows --growth 100000000     # takes 10 GB
 
 Axes: ids in a step, each once, of a zipf(1.05) distribution; how the store is reached. A step pulls the rows, pushes a
@@ -13,8 +14,9 @@ peers/ps_lite.py says. All hold as many rows, of 64 float32 and as many sums, bu
 
 A second table is of codecs: the bytes of rows that a step sends and receives over TCP, and its time. A third is of rows
 that are kept in bfloat16: their bytes in memory, and the time of a step. A fourth is of a client's cache
-(row_caches.py): the bytes of rows that come to it, and the time of a pull. With --growth there is another one instead,
-of a table of short rows that grows to so many (row_growth.py).
+(row_caches.py): the bytes of rows that come to it, and the time of a pull. A fifth says where the time of a step goes
+(row_parts.py). With --growth there is another one instead, of a table of short rows that grows to so many
+(row_growth.py), and with --parts the fifth alone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import numpy as np
 import torch
 
 import psstore
-from bench import row_caches, row_peers, row_servers
+from bench import row_caches, row_parts, row_peers, row_servers
 from bench.command import Subject, run
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
@@ -39,6 +41,7 @@ from bench.processes import store_server
 from bench.report import Cell, Report, Table
 from bench.row_caches import Cached
 from bench.row_growth import growth
+from bench.row_parts import Parts
 from bench.row_work import DIM, EPS, NUM_ROWS, NUM_SETS, RATE, Floats, Ids, gradients_of, id_sets
 from psstore.client.store import Store
 
@@ -46,6 +49,9 @@ HYPERS = {"lr": RATE, "eps": EPS}
 
 SET_SIZES = (4096, 65_536)
 """Ids in a step."""
+
+PART_SIZES = (1, *SET_SIZES)
+"""Ids in a step of which each part is timed: of one id there is what a step takes whatever it moves."""
 
 LIMIT, SOCKETS = "plain loop", "raw sockets, tcp"
 """What the memory and the links of this machine allow: the loop in C, by itself and behind a socket."""
@@ -200,6 +206,13 @@ def kept(rule: str, *, num_ids: int, num_rows: int, rounds: int) -> Kept:
     return Kept(rule, series, {dtype: int(one["row_bytes"]) / int(one["rows"]) for dtype, one in counts.items()})
 
 
+def in_parts(*, num_rows: int, rounds: int) -> list[Parts]:
+    with filled_store("local", num_rows=num_rows) as store:
+        return [
+            row_parts.parts(store, num_ids, num_rows=num_rows, hypers=HYPERS, rounds=rounds) for num_ids in PART_SIZES
+        ]
+
+
 def _bytes_of(store: Store, step: Turn) -> tuple[int, int]:
     """Bytes of rows that a step sends and receives, as the shard counts them."""
     before = store.stats()[0]
@@ -235,15 +248,22 @@ def measure(chosen: argparse.Namespace) -> Report:
         return growth_report(chosen.growth)
     torch.set_num_threads(row_peers.CORES)
     rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
+    of_parts = in_parts(num_rows=NUM_ROWS, rounds=2 * rounds)
+    if chosen.parts:
+        return parts_report(of_parts)
     found = [contest(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
     in_codecs = [coded(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES]
     in_dtypes = [kept(rule, num_ids=SET_SIZES[0], num_rows=NUM_ROWS, rounds=rounds) for rule in KEPT_RULES]
     in_caches = row_caches.cached(read_store, HYPERS, rounds=2 * rounds)
-    return report(found, in_codecs, in_dtypes, in_caches)
+    return report(found, in_codecs, in_dtypes, in_caches, of_parts)
 
 
 def report(
-    found: Sequence[Found], in_codecs: Sequence[Coded], in_dtypes: Sequence[Kept], in_caches: Sequence[Cached]
+    found: Sequence[Found],
+    in_codecs: Sequence[Coded],
+    in_dtypes: Sequence[Kept],
+    in_caches: Sequence[Cached],
+    of_parts: Sequence[Parts],
 ) -> Report:
     return Report(
         subject="rows",
@@ -258,6 +278,7 @@ def report(
             Table("Codecs", CODEC_HEADERS, [_coded_row(one, codec) for one in in_codecs for codec in CODECS]),
             Table("Kept in bfloat16", KEPT_HEADERS, [_kept_row(one, dtype) for one in in_dtypes for dtype in DTYPES]),
             Table("Caches", row_caches.HEADERS, [row for one in in_caches for row in row_caches.rows_of(one)]),
+            parts_table(of_parts),
         ],
         notes=[f"Not run: {name}: {why}." for name, why in found[0].absent.items()],
         summary=[
@@ -268,6 +289,24 @@ def report(
         ],
         machine=machine("torch"),
     )
+
+
+def parts_report(of_parts: Sequence[Parts]) -> Report:
+    return Report(
+        subject="rows",
+        about=(
+            f"{NUM_ROWS:,} rows × {DIM} float32 with Adagrad's sums in an embedded store: the processor time of each"
+            " call of a step, and of the loop in C that gathers and steps the same rows of a hash map."
+        ),
+        tables=[parts_table(of_parts)],
+        notes=[],
+        summary=[],
+        machine=machine("torch"),
+    )
+
+
+def parts_table(of_parts: Sequence[Parts]) -> Table:
+    return Table("Parts", row_parts.HEADERS, [row for one in of_parts for row in one.rows()])
 
 
 def growth_report(num_rows: int) -> Report:
@@ -323,6 +362,7 @@ def _kept_row(found: Kept, dtype: str) -> list[Cell]:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", action="store_true", help="measure only where the time of a step goes")
     parser.add_argument("--growth", type=int, metavar="ROWS", help="measure only how a table grows to so many rows")
 
 
