@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -12,6 +13,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -20,8 +23,11 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore.client.store import Store
-from psstore.errors import RolledBack
+from psstore.errors import BadArgument, RolledBack
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
+from psstore.server.processes import ShardProcess
+from psstore.server.shard_group import ShardGroups
+from psstore.server.supervisor import Supervisor
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually, reshard_command
@@ -244,3 +250,22 @@ def test_a_store_whose_shards_have_hosts_of_their_own_says_what_to_do_instead(tm
                 assert why in said.stderr
     finally:
         others.end()
+
+
+def saying(*lines: str) -> ShardProcess:
+    """A shard's process that has reported these."""
+    child = mock.create_autospec(ShardProcess, instance=True)
+    child.told.return_value = list(lines)
+    return cast(ShardProcess, child)
+
+
+def test_a_wish_that_comes_while_other_shards_begin_is_granted_when_all_are_ready() -> None:
+    wishes: list[int] = []
+    assert Supervisor._is_ready(saying("ready", "reshard 1"), wishes)
+    assert not Supervisor._is_ready(saying("reshard 2"), wishes)
+    assert not Supervisor._is_ready(saying(), wishes)
+    with pytest.raises(BadArgument, match="no room"):
+        Supervisor._is_ready(saying("no room"), wishes)
+    assert wishes == [1, 2]
+    groups = ShardGroups({}, start_standby=None, selector=selectors.DefaultSelector(), wish=wishes[-1])
+    assert (groups.take_wish(), groups.take_wish()) == (2, None)

@@ -53,12 +53,14 @@ class ShardGroups:
         *,
         start_standby: Callable[[int], ShardProcess] | None,
         selector: selectors.BaseSelector,
+        wish: int | None = None,
     ) -> None:
-        """`leaders`: they are registered with the selector. `start_standby`: None: there are none."""
+        """`leaders`: they are registered with the selector. `start_standby`: None: there are none. `wish`: for another
+        number of shards, of which one of them has spoken already."""
         self._groups = {index: _Group(leader) for index, leader in leaders.items()}
         self._start_standby = start_standby
         self._selector = selector
-        self._wish: int | None = None
+        self._wish = wish
         for index in self._groups:
             self._start_soon(index)
 

@@ -52,6 +52,7 @@ from psstore.server.resharding import Resharding, Reshardings
 from psstore.server.settings import (
     LEASE_S,
     READY,
+    RESHARD,
     CheckpointSettings,
     Follows,
     RestoreFrom,
@@ -402,7 +403,7 @@ class Supervisor:
             selector.register(child.report, selectors.EVENT_READ, child)
         reads_storage = self._restore is not None or self._settings.checkpoint is not None
         deadline = time.monotonic() + (RESTORE_S if reads_storage else START_S)
-        waiting = list(self._starting)
+        waiting, wishes = list(self._starting), list[int]()
         while waiting:
             events = self._news(selector, deadline)
             if not events:
@@ -411,7 +412,7 @@ class Supervisor:
                 if isinstance(event, Signals):
                     return Ending(EXIT_OK)
                 if isinstance(event, ShardProcess):
-                    if self._is_ready(event):
+                    if self._is_ready(event, wishes):
                         waiting.remove(event)
                     continue
                 assert not isinstance(event, COMPANIONS), "_news; they begin when all are ready"
@@ -421,6 +422,7 @@ class Supervisor:
             leaders,
             start_standby=partial(self._start_standby, site, life) if self._settings.standbys else None,
             selector=selector,
+            wish=wishes[-1] if wishes else None,
         )
         return None
 
@@ -495,14 +497,19 @@ class Supervisor:
         return ending
 
     @staticmethod
-    def _is_ready(child: ShardProcess) -> bool:
-        """Raises BadArgument if it can't start."""
+    def _is_ready(child: ShardProcess, wishes: list[int]) -> bool:
+        """Whether it says so now. Shard 0 may be asked for another number of shards before others are ready: adds that
+        to `wishes`. Raises BadArgument if it can't start."""
         told = child.told()
         if told is None:
             raise BadArgument(f"{child.fate()} before it was ready; its messages are above")
-        if told and told[0] != READY:
-            raise BadArgument("\n".join(told))
-        return bool(told)
+        for line in told:
+            what, _, rest = line.partition(" ")
+            if what == RESHARD:
+                wishes.append(int(rest))
+            elif what != READY:
+                raise BadArgument("\n".join(told))
+        return READY in told
 
     def _await_end(self, site: Site, selector: selectors.BaseSelector) -> Ending:
         """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
