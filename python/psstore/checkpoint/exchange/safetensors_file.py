@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from psstore import _core
 from psstore.checkpoint.exchange.whole_model import AnyArray
 from psstore.checkpoint.tensor_file import HEADER_ALIGNMENT, ITEM_BYTES_OF, MAX_HEADER_BYTES, METADATA
 from psstore.errors import BadArgument
@@ -70,8 +71,9 @@ def _array(one: Mapping[str, Any], content: memoryview) -> AnyArray:
         raise ValueError(f"an entry of {dtype} {shape} lies at bytes {begin} to {end} of {len(content)}")
     raw = content[begin:end]
     if dtype == "BF16":
-        halves = np.frombuffer(raw, "<u2").astype(np.uint32)
-        return (halves << 16).view(np.float32).reshape(shape)
+        found = np.empty(shape, np.float32)
+        _core.convert(raw, _core.DTYPES["bfloat16"], found, _core.DTYPES["float32"])
+        return found
     if dtype not in NUMPY_DTYPES:
         raise ValueError(f"an entry has dtype {dtype}")
     return np.frombuffer(raw, NUMPY_DTYPES[dtype]).reshape(shape)
