@@ -20,7 +20,7 @@ FLAGS = ["-std=c++20", "-O3", "--fmad=false", "-gencode", "arch=compute_90,code=
 """The build's own (cmake/cuda.cmake), for one architecture."""
 
 # (file, kernels, registers): two blocks of 256 threads fit on a multiprocessor, and most kernels leave room for three.
-SOURCES = [("sgd_cuda.cu", 18, 128), ("adam_cuda.cu", 10, 128), ("rules_cuda.cu", 8, 80), ("codec_cuda.cu", 26, 64)]
+SOURCES = [("sgd_cuda.cu", 18, 128), ("adam_cuda.cu", 10, 128), ("rules_cuda.cu", 10, 80), ("codec_cuda.cu", 26, 64)]
 
 # What a whole vector takes of a kernel with W float32 gradients: value and states in and out, and the gradients.
 STATES = {"SgdStep": 0, "SgdMomentumStep": 1, "AdamStep": 2}
