@@ -15,6 +15,9 @@ from typing import Any, Literal
 
 Cell = str | float | None
 
+DIVERGES = "diverges"
+"""What tables say of a loss at the end that is not below that of knowing nothing."""
+
 SUMMARY_HEADERS = ("subject", "what", "psstore", "× limit", "× best peer")
 
 

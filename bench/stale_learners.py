@@ -30,7 +30,7 @@ from bench.command import Subject, run
 from bench.learner_gpt import LENGTH, MAX_NORM, Lesson
 from bench.learner_ways import EVERY, LEARNERS, OUTER
 from bench.machine import machine
-from bench.report import Cell, Report, Table
+from bench.report import DIVERGES, Cell, Report, Table
 from psstore.client.local import LocalStore
 
 LOSS, QUICK_LOSS = 2.3, 2.8
@@ -38,8 +38,11 @@ LOSS, QUICK_LOSS = 2.3, 2.8
 STEPS, QUICK_STEPS = 4_800, 800
 """Of all learners together."""
 
-DIVERGED = 10.0
-"""A loss at which no more is expected: of knowing nothing it is less than 5."""
+OF_NOTHING = math.log(128)
+"""The loss of all letters being equally likely."""
+
+HOPELESS = 10.0
+"""A loss at which no more is expected."""
 
 WINDOWS = 8
 LEARNING_RATE = 6e-3
@@ -47,11 +50,20 @@ LEARNING_RATE = 6e-3
 JITTER = 0.05
 """By so much of it a learner's steps between two rounds take more or less, as a seed has it."""
 
+STRENGTHS = (1.0, 100.0)
+"""λ of compensated contributions."""
+
 Outer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **{**OUTER, **options})
+
+
+def compensated(strength: float, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    """What is stale is made up for what has become of the values since (DC-ASGD)."""
+    groups = [{"params": list(model.parameters()), "compensation": strength}]
+    return torch.optim.SGD(groups, **{**OUTER, **options})
 
 
 def delayed(model: nn.Module, *, every: int, lr: float = OUTER["lr"]) -> torch.optim.Optimizer:
@@ -63,6 +75,8 @@ class Way:
     quorum: int
     """Contributions that make a decision; 1: each is one, in mode async."""
     outer: Outer = sgd
+    is_damped: bool = False
+    """Whether a contribution's learning rate is divided by its age, the decisions since the values that it is from."""
 
 
 PLAIN: Mapping[str, Any] = {"momentum": 0.0, "nesterov": False}
@@ -75,6 +89,13 @@ WAYS: Mapping[str, Way] = {
     f"async, Nesterov, lr / {LEARNERS}": Way(1, partial(sgd, lr=RATE / LEARNERS)),
     f"async, Nesterov, lr / {2 * LEARNERS}": Way(1, partial(sgd, lr=RATE / LEARNERS / 2)),
     f"async, no momentum, lr / {LEARNERS}": Way(1, partial(sgd, lr=RATE / LEARNERS, **PLAIN)),
+    "async, no momentum, lr / age": Way(1, partial(sgd, **PLAIN), is_damped=True),
+    **{
+        f"async, no momentum, lr / {LEARNERS}, compensated, λ = {strength:g}": Way(
+            1, partial(compensated, strength, lr=RATE / LEARNERS, **PLAIN)
+        )
+        for strength in STRENGTHS
+    },
     f"async, delayed Nesterov, every={LEARNERS}": Way(1, partial(delayed, every=LEARNERS)),
     f"async, delayed Nesterov, every={LEARNERS}, lr / 2": Way(1, partial(delayed, every=LEARNERS, lr=RATE / 2)),
     f"async, delayed Nesterov, every={2 * LEARNERS}": Way(1, partial(delayed, every=2 * LEARNERS)),
@@ -131,8 +152,10 @@ class Learner:
         self.lesson.backward()
         self._lots = torch.get_rng_state()
 
-    def share(self) -> threading.Thread:
-        """Takes that step, which waits for others."""
+    def share(self, age: int) -> threading.Thread:
+        """Takes that step, which waits for others. `age`: of what it contributes."""
+        if self.way.is_damped:
+            self.optimizer.outer.param_groups[0]["lr"] = RATE / age
         thread = threading.Thread(target=self.optimizer.step, daemon=True)
         thread.start()
         return thread
@@ -155,19 +178,21 @@ def looks(way: Way, units: Sequence[float], *, seed: int, steps: int) -> list[Lo
         due = [(takes(rank), rank) for rank in range(LEARNERS)]
         heapq.heapify(due)
         waiting: dict[int, threading.Thread] = {}
+        merged = [0] * LEARNERS  # the decision whose values each learner has
         taken = 0
         while taken < steps:
             now, rank = heapq.heappop(due)
             learners[rank].learn()
             taken += EVERY
-            waiting[rank] = learners[rank].share()
+            waiting[rank] = learners[rank].share(len(found) + 1 - merged[rank])
             if len(waiting) == way.quorum:
                 for member, thread in waiting.items():
                     thread.join()
                     heapq.heappush(due, (now + takes(member), member))
+                    merged[member] = len(found) + 1
                 waiting.clear()
                 found.append(Look(now, taken, learners[rank].lesson.held_out_loss()))
-                if not found[-1].loss < DIVERGED:
+                if not found[-1].loss < HOPELESS:
                     break
     return found
 
@@ -209,7 +234,7 @@ def rows(ways: Mapping[str, Sequence[Sequence[Look]]], loss: float) -> list[list
     return [
         [
             name,
-            spread([one[-1].loss for one in runs], "{:.3f}", most=DIVERGED, beyond="diverges"),
+            spread([one[-1].loss for one in runs], "{:.3f}", most=OF_NOTHING, beyond=DIVERGES),
             spread(times[name], "{:.0f}", most=math.inf, beyond="not reached"),
             ratio if (ratio := statistics.median(times[name]) / first) < math.inf else None,
         ]

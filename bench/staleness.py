@@ -6,13 +6,16 @@ A small network learns handwritten digits, plain SGD, by workers of a store in t
 a clock that is drawn from a seed, each as long as the others but for a fifth, so that a gradient is stale by one step
 of each of the others, and the same seed gives the same figures: nothing is measured that a machine could disturb. Axes:
 learning rate, and λ of the compensation; beside them one worker alone, whose gradients are never stale, and mode sync,
-which steps with the mean of all workers. All take as many gradients of as many samples: sync takes fewer steps.
+which steps with the mean of all workers. All take as many gradients of as many samples: sync takes fewer steps. The
+paper's adaptive form, in which λ is divided by the root of a running mean of each element's squares, is none that the
+store has: whoever's turn it is looks at the store's values, which nobody else changes then, and makes its gradient up.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -24,7 +27,7 @@ from torch import nn
 
 from bench.command import Subject, run
 from bench.machine import machine
-from bench.report import Report, Table
+from bench.report import DIVERGES, Report, Table
 from psstore.cli.demo.data import Digits, scikit_learn_digits
 from psstore.client.local import LocalStore
 from psstore.torch import DistributedOptimizer
@@ -34,7 +37,15 @@ BATCH = 32
 GRADIENTS = 1600
 JITTER = 0.2
 RATES = (0.05, 0.1, 0.15, 0.2, 0.4)
-STRENGTHS = (0.0, 1.0, 3.0, 10.0)
+STRENGTHS = (0.0, 1.0, 3.0, 10.0, 30.0)
+ADAPTIVE = (1.0, 2.0, 4.0)
+"""λ of the adaptive form."""
+
+DECAY, EPSILON = 0.95, 1e-7
+"""Of the adaptive form's mean squares, and what keeps their root from being zero."""
+
+OF_NOTHING = math.log(10)
+"""The loss of all ten digits being equally likely."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +55,18 @@ class Way:
     mode: str
     workers: int
     strength: float = 0.0
+    is_adaptive: bool = False
 
 
 WAYS: Mapping[str, Way] = {
     "one worker": Way("sync", 1),
     "sync": Way("sync", WORKERS),
     **{f"async, λ = {strength:g}": Way("async", WORKERS, strength) for strength in STRENGTHS},
+    **{f"adaptive, λ = {strength:g}": Way("async", WORKERS, strength, is_adaptive=True) for strength in ADAPTIVE},
 }
+
+Squares = dict[str, torch.Tensor]
+"""Running mean squares of each tensor's gradients, of all workers."""
 
 
 def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -60,13 +76,16 @@ def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tor
 class Worker:
     """Takes gradients of batches of its own, at what it pulled after the last one."""
 
-    def __init__(self, digits: Digits, local: LocalStore, way: Way, *, rank: int, rate: float, seed: int) -> None:
+    def __init__(
+        self, digits: Digits, local: LocalStore, way: Way, squares: Squares, *, rank: int, rate: float, seed: int
+    ) -> None:
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 10))
         self.digits = digits
         self.store = local.connect(rank=rank)
         self._random = torch.Generator().manual_seed(1000 * seed + rank)
-        options = {} if way.mode == "sync" else {"compensation": way.strength}
+        self._way, self._squares = way, squares
+        options = {} if way.mode == "sync" or way.is_adaptive else {"compensation": way.strength}
         groups = [{"params": list(self.model.parameters()), **options}]
         self._optimizer = DistributedOptimizer(
             torch.optim.SGD(groups, lr=rate), self.store, named_parameters=self.model.named_parameters(), overlap="none"
@@ -77,7 +96,20 @@ class Worker:
         images, labels = self.digits.train_images, self.digits.train_labels
         chosen = torch.randint(len(labels), (BATCH,), generator=self._random)
         torch.autograd.backward(loss_of(self.model, images[chosen], labels[chosen]))
+        if self._way.is_adaptive:
+            self._compensate()
         self._optimizer.step()
+
+    @torch.no_grad()
+    def _compensate(self) -> None:
+        """As DC-ASGD-a does."""
+        for name, parameter in self.model.named_parameters():
+            gradient = parameter.grad
+            assert gradient is not None
+            squares = self._squares.setdefault(name, torch.zeros_like(gradient))
+            squares.mul_(DECAY).addcmul_(gradient, gradient, value=1.0 - DECAY)
+            moved = torch.from_numpy(self.store.pull(name)) - parameter
+            gradient.add_(self._way.strength * gradient.square() * moved / (squares + EPSILON).sqrt())
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -98,7 +130,8 @@ def turns(workers: int, gradients: int, seed: int) -> Iterator[int]:
 def final_loss(digits: Digits, way: Way, *, rate: float, seed: int, gradients: int) -> float:
     """On samples that nobody trains on; not finite where it diverges."""
     with LocalStore(1, workers=way.workers, mode=way.mode) as local, ExitStack() as ends:
-        made = [Worker(digits, local, way, rank=rank, rate=rate, seed=seed) for rank in range(way.workers)]
+        squares: Squares = {}
+        made = [Worker(digits, local, way, squares, rank=rank, rate=rate, seed=seed) for rank in range(way.workers)]
         for worker in made:
             ends.callback(worker.store.close)
         if way.mode == "sync":
@@ -148,7 +181,7 @@ def staleness(chosen: argparse.Namespace) -> Report:
 
 def _cell(losses: list[float]) -> float | str:
     median = float(np.median(losses))
-    return median if median < np.log(10) else "diverges"
+    return median if median < OF_NOTHING else DIVERGES
 
 
 SUBJECT = Subject("staleness", __doc__.splitlines()[0], staleness, isolated=False)

@@ -56,6 +56,9 @@ HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 """Names and defaults per rule: those of the class of the same name, of torch.optim or psstore.torch; flags are 0.0 or
 1.0."""
 
+COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop", "delayed_nesterov"})
+"""Rules whose class has the number of steps in a tensor's state, beside its buffers: a 0-d float32 tensor."""
+
 ROW_HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "sparse_sgd": {"lr": 1e-3, "maximize": 0.0},
     "sparse_adagrad": {

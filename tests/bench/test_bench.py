@@ -518,8 +518,9 @@ def test_a_grace_that_is_to_pay_is_as_good_as_the_best_fixed_one_whatever_the_le
         assert any(of["auto"] > of[name] + 0.03 for of in shares.values()), f"{name} does as well everywhere: {shares}"
 
 
-def test_a_training_by_stale_gradients_is_the_same_for_the_same_seed() -> None:
-    digits, way = scikit_learn_digits(), staleness.Way("async", 3, strength=1.0)
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_a_training_by_stale_gradients_is_the_same_for_the_same_seed(is_adaptive: bool) -> None:
+    digits, way = scikit_learn_digits(), staleness.Way("async", 3, strength=1.0, is_adaptive=is_adaptive)
     first, again, other = (staleness.final_loss(digits, way, rate=0.1, seed=seed, gradients=60) for seed in (0, 0, 1))
     assert first == again != other
     assert first < 2.0, "it has learnt something"

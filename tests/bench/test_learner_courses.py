@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -82,6 +83,24 @@ def test_stale_learners_take_turns_by_a_clock_that_is_played(quorum: int, monkey
     in_a_round = (taken[1].steps - taken[0].steps) // 2
     assert in_a_round == quorum
     assert taken[0].units > 7.0 if quorum == LEARNERS else taken[0].units < 3.0, "whom a round waits for"
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_what_is_damped_by_its_age_is_taken_with_a_lower_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stale_learners, "EVERY", 2)
+    shared: list[tuple[int, float]] = []
+
+    class Noting(stale_learners.Learner):
+        def share(self, age: int) -> threading.Thread:
+            thread = super().share(age)
+            shared.append((age, self.optimizer.outer.param_groups[0]["lr"]))
+            return thread
+
+    monkeypatch.setattr(stale_learners, "Learner", Noting)
+    damped = stale_learners.WAYS["async, no momentum, lr / age"]
+    stale_learners.looks(damped, (1.0, 1.0, 1.0, 4.0), seed=1, steps=32)
+    assert max(age for age, _ in shared) > LEARNERS, "the slow one's"
+    assert all(lr == stale_learners.RATE / age for age, lr in shared)
 
 
 def test_a_loss_that_stale_learners_do_not_reach_has_no_time() -> None:

@@ -25,7 +25,7 @@ from psstore.checkpoint.place import CheckpointPlace, open_checkpoint
 from psstore.checkpoint.reader import verify
 from psstore.checkpoint.state import HyperRecord
 from psstore.errors import BadArgument, CheckpointPlaceTaken
-from psstore.torch import DistributedOptimizer
+from psstore.torch import DelayedNesterov, DistributedOptimizer
 from psstore.torch.param_groups import hyper_of, rule_of
 from psstore.types import TensorSpec
 from tests.checkpoint.support import make_model, specs_of_every_rule, write_model
@@ -39,6 +39,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01, initial_accumulator_value=0.1),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.5, centered=True),
+    "delayed_nesterov": lambda params: DelayedNesterov(params, lr=0.1, momentum=0.9, every=2, activation=0.25),
 }
 
 
@@ -129,7 +130,7 @@ def test_optimizers_of_several_rules_have_a_file_each(tmp_path: Path) -> None:
     assert {path.name for path in written} == {
         "model.safetensors",
         "model.pt",
-        *(f"optimizer-{rule}.pt" for rule in ("adagrad", "adam", "adamw", "rmsprop", "sgd")),
+        *(f"optimizer-{rule}.pt" for rule in ("adagrad", "adam", "adamw", "delayed_nesterov", "rmsprop", "sgd")),
     }
     model = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     assert not any(name.startswith("reduce/") for name in model)

@@ -55,6 +55,16 @@ def test_who_waits_in_vain_is_told_for_what_and_may_wait_on(local: LocalStore) -
         reader.next(timeout_s=0.01)
 
 
+def test_a_table_is_no_tensor_that_a_reader_begins_with(local: LocalStore) -> None:
+    trainer = local.connect(rank=0)
+    trainer.create_table("rows", dim=4, rule="sgd", group=1)
+    with reader_of(local) as reader:
+        with pytest.raises(DeadlineExceeded, match="which has tables alone"):
+            reader.next(timeout_s=0.01)
+        trainer.create("w", ONES, rule="sgd")
+        assert reader.next().values.keys() == {"w"}
+
+
 def test_a_reader_says_once_that_it_waits(local: LocalStore, caplog: pytest.LogCaptureFixture) -> None:
     with mock.patch.object(first_tensors, "SAY_AFTER_S", 0.01), reader_of(local, "w") as reader:
         for _ in range(3):

@@ -47,6 +47,17 @@ def test_tensor_that_does_not_match_is_refused(asked: TensorSpec, error: type[er
         peer.create(asked)
 
 
+def test_another_models_shapes_are_named_all_at_once() -> None:
+    peer = FakeStore().connect()
+    peer.create(*(sgd(f"layer{number}") for number in range(10)))
+    others = [TensorSpec(name=f"layer{number}", shape=(4 + number,), rule="sgd") for number in range(10)]
+    words = (
+        r"'layer1' has shape \(4,\) in the store, not \(5,\), tensor 'layer2' .* 'layer8' .*, and 1 more differ; use"
+    )
+    with pytest.raises(errors.ShapeMismatch, match=words):
+        peer.create(*others)
+
+
 def test_name_that_exists_is_an_error_if_asked_to_be_one() -> None:
     peer = FakeStore().connect()
     peer.create(sgd("w"))

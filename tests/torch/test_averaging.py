@@ -74,6 +74,22 @@ def test_workers_equal_processes_that_average_now_and_then(name: str) -> None:
         assert_same_bits(model, expected)
 
 
+def test_a_weight_is_a_share_in_the_average() -> None:
+    models = [Odd(seed=0) for _ in range(2)]
+    begun = models[0].bias.detach().clone()
+
+    def work(store: psstore.Store, rank: int) -> None:
+        optimizer = averaging(models[rank], store, partial(SGD, lr=0.0))
+        optimizer.weight = 3.0 if rank else 1.0
+        with torch.no_grad():
+            models[rank].bias.add_(float(rank))
+        optimizer.synchronize()
+
+    on_each_worker(2, work)
+    for model in models:
+        torch.testing.assert_close(model.bias, begun + 0.75)
+
+
 def test_one_worker_trains_as_plain_torch() -> None:
     plain, stored = Odd(), Odd()
     train(plain, FACTORIES["adamw"](plain.parameters()), STEPS, seed=1)
@@ -145,6 +161,8 @@ def test_options_that_mean_nothing_are_refused() -> None:
             make(every=4)
         with pytest.raises(UsageError, match="average=False"):
             make(mode="average", average=False)
+        with pytest.raises(UsageError, match=r"exchanges parameters: .* psstore\.torch\.DiLoCo"):
+            make(mode="average", compression="int8")
         with pytest.raises(UsageError, match="mode is 'mean'; it must be one of 'gradients', 'average'"):
             make(mode="mean")  # type: ignore[arg-type]
         assert store.keys() == []
@@ -154,7 +172,7 @@ def test_a_store_that_does_without_workers_is_refused() -> None:
     with (
         psstore.LocalStore(workers=2, mode="async") as local,
         local.connect(rank=0) as store,
-        pytest.raises(UsageError, match=r"mode='average' needs .* mode is 'async'"),
+        pytest.raises(UsageError, match=r"mode='average' needs .* mode is 'async': .* psstore\.torch\.DiLoCo"),
     ):
         averaging(Odd(), store, FACTORIES["sgd"])
 

@@ -157,7 +157,10 @@ def import_from(
     ],
     optimizer: Annotated[Path | None, typer.Option(help="optimizer.pt: a torch optimizer's state_dict().")] = None,
     rule: Annotated[
-        str | None, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop, if the optimizer's file does not tell.")
+        str | None,
+        typer.Option(
+            help="sgd, adam, adamw, adagrad, rmsprop or delayed_nesterov, if the optimizer's file does not tell."
+        ),
     ] = None,
     names: Annotated[
         Path | None, typer.Option(help="Names of the trained parameters, one a line, in the optimizer's order.")

@@ -41,7 +41,7 @@ class FirstTensors:
         self._was_said = False
 
     async def arrive(self, operations: Operations, *, wait_s: float | None) -> None:
-        """Returns when the store has them, or has begun if any will do.
+        """Returns when the store has them; if any will do, when it has one that is no table, or has begun.
 
         Raises UnknownTensor that names those that are missing in a store that has begun, and what they may have been
         meant to be; RuleMismatch for a table; DeadlineExceeded after `wait_s` (default: the store's).
@@ -52,7 +52,7 @@ class FirstTensors:
                 return
         left_s, pause_s = operations.context.patience(wait_s), 0.0
         number, has_begun = 0, False
-        while self._are_missing(there := await operations.client.keys()):
+        while await self._are_missing(operations, there := await operations.client.keys()):
             if has_begun:
                 if self._names is None:
                     return
@@ -68,8 +68,14 @@ class FirstTensors:
                     raise self._late(there) from None
                 pause_s = min(left_s, LONGEST_PAUSE_S, 2 * pause_s or FIRST_PAUSE_S)
 
-    def _are_missing(self, there: Sequence[str]) -> bool:
-        return not there if self._names is None else not set(self._names) <= set(there)
+    async def _are_missing(self, operations: Operations, there: Sequence[str]) -> bool:
+        if self._names is not None:
+            return not set(self._names) <= set(there)
+        try:
+            found = await operations.context.schema.find_any(there)
+        except UnknownTensor:  # one was dropped meanwhile
+            return True
+        return all(tensor.spec.rows is not None for tensor in found)
 
     def _late(self, there: Sequence[str]) -> DeadlineExceeded:
         return DeadlineExceeded(
@@ -86,7 +92,7 @@ class FirstTensors:
     def _missing(self, there: Sequence[str]) -> str:
         """What is waited for."""
         if self._names is None:
-            return "somebody to create tensors in the store, which has none"
+            return f"somebody to create tensors in the store, which has {'tables alone' if there else 'none'}"
         missing = sorted(set(self._names) - set(there))
         more = f" and {len(missing) - MOST_SAID} more" if len(missing) > MOST_SAID else ""
         named = ", ".join(map(repr, missing[:MOST_SAID]))

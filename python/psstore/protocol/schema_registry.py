@@ -20,6 +20,11 @@ from psstore.protocol.signing import Signer
 from psstore.types import ITEM_BYTES, Consistency, Tensor, TensorSpec, applies_by_decision
 from psstore.wire.messages import Create, Created, Described, DropFact, Dropped, Signed
 
+MOST_SAID = 8
+"""Tensors of another shape that an error names, where all of them would be the whole model."""
+
+ADVICE = "use another name, or exist='overwrite'"
+
 
 class Group(NamedTuple):
     """A parameter group: what its tensors have in common."""
@@ -57,11 +62,14 @@ class SchemaRegistry:
         return self._loads_bytes
 
     def create(self, client: str, request: Create, *, is_gone: Callable[[str], bool]) -> Created:
-        """Creates all of the tensors. Raises an error that names the first that can't be, and nothing has changed then.
+        """Creates all of the tensors. Raises an error that names the first that can't be, or those that have another
+        shape than the store's, and nothing has changed then.
 
         `is_gone`: False for a client that can still be expected to send first values.
         """
         groups = {number: group.rule for number, group in self._groups.items()}
+        if request.exist == "match":
+            self._check_shapes(request.specs)
         names: set[str] = set()
         for spec in request.specs:
             if spec.name in names:
@@ -123,6 +131,17 @@ class SchemaRegistry:
 
     # ---- how ----
 
+    def _check_shapes(self, specs: Sequence[TensorSpec]) -> None:
+        """Raises ShapeMismatch that names all that differ: of another model that tells more than the first does."""
+        differ = [
+            f"tensor {spec.name!r} has shape {there.spec.shape} in the store, not {spec.shape}"
+            for spec in specs
+            if (there := self._tensors.get(spec.name)) is not None and there.spec.shape != spec.shape
+        ]
+        if differ:
+            more = f", and {len(differ) - MOST_SAID} more differ" if len(differ) > MOST_SAID else ""
+            raise ShapeMismatch(f"{', '.join(differ[:MOST_SAID])}{more}; {ADVICE}")
+
     def _check(self, spec: TensorSpec, request: Create, groups: dict[int, str]) -> None:
         """`groups`: the rule of each group so far, this request's earlier tensors included."""
         spec.check()
@@ -138,32 +157,27 @@ class SchemaRegistry:
             return
         if request.exist == "error":
             raise TensorExists(f"tensor {spec.name!r} exists already; use exist='match' or exist='overwrite'")
-        advice = "use another name, or exist='overwrite'"
-        if there.spec.shape != spec.shape:
-            raise ShapeMismatch(
-                f"tensor {spec.name!r} has shape {there.spec.shape} in the store, not {spec.shape}; {advice}"
-            )
         if there.spec.dtype != spec.dtype:
             raise DTypeMismatch(
-                f"tensor {spec.name!r} has dtype {there.spec.dtype} in the store, not {spec.dtype}; {advice}"
+                f"tensor {spec.name!r} has dtype {there.spec.dtype} in the store, not {spec.dtype}; {ADVICE}"
             )
         if (there.spec.rule, there.spec.group) != (spec.rule, spec.group):
             raise RuleMismatch(
                 f"tensor {spec.name!r} has rule {there.spec.rule!r} and group {there.spec.group} in the store,"
-                f" not {spec.rule!r} and {spec.group}; {advice}"
+                f" not {spec.rule!r} and {spec.group}; {ADVICE}"
             )
         if (there.spec.reduction, there.spec.trim) != (spec.reduction, spec.trim):
             raise RuleMismatch(
                 f"tensor {spec.name!r} has reduction {there.spec.reduction!r} with trim {there.spec.trim} in the store,"
-                f" not {spec.reduction!r} with {spec.trim}; {advice}"
+                f" not {spec.reduction!r} with {spec.trim}; {ADVICE}"
             )
         if there.spec.compensation != spec.compensation:
             raise RuleMismatch(
                 f"tensor {spec.name!r} has compensation {there.spec.compensation:g} in the store, not"
-                f" {spec.compensation:g}; {advice}"
+                f" {spec.compensation:g}; {ADVICE}"
             )
         if there.spec.rows != spec.rows:
-            raise BadArgument(f"table {spec.name!r} has {there.spec.rows} in the store, not {spec.rows}; {advice}")
+            raise BadArgument(f"table {spec.name!r} has {there.spec.rows} in the store, not {spec.rows}; {ADVICE}")
 
     def _check_room(self, request: Create) -> None:
         """What can't fit is told before it is cut into slices: of a terabyte there are millions."""

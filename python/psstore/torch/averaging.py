@@ -1,7 +1,8 @@
 """Averaging: each worker trains alone, and every few steps the store averages the parameters.
 
 Local SGD (Stich, arXiv:1805.09767): far fewer bytes than a gradient in each step, for workers that drift apart between
-the averages. The wrapped optimizer steps here, and keeps its own state; any optimizer will do.
+the averages. The wrapped optimizer steps here, and keeps its own state; any optimizer will do. With an outer SGD of lr
+1, DiLoCo (learner_step.py) averages by differences, with what learners have beside that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from psstore.torch.warnings import tell_of_refusal
 from psstore.torch.worker_step import check_lockstep
 from psstore.types import REDUCED_GROUP
 
+WITHOUT_LATE_WORKERS = "psstore.torch.DiLoCo with an outer SGD of lr 1 (docs/pytorch.md, 'Model averaging')"
+"""What averages, too, and has a quorum and compression."""
+
 
 class Averaging(LocalStep):
     """Steps the wrapped optimizer; every `every`-th step is followed by a round, whose contributions are parameters."""
@@ -28,7 +32,7 @@ class Averaging(LocalStep):
             raise UsageError(f"every is {every}; the parameters are averaged after so many steps: at least 1")
         if not training.average:
             raise UsageError("mode='average' averages, so average=False can't be had with it")
-        check_lockstep(training, "mode='average'")
+        check_lockstep(training, "mode='average'", instead=f", or average by {WITHOUT_LATE_WORKERS}")
         super().__init__(training)
         self._every = every
         self._steps = 0
@@ -69,6 +73,6 @@ class Averaging(LocalStep):
         training = self._training
         values = [(one.name, one.parameter.detach()) for one in training.trained]
         training.store.push_many(values)
-        tell_of_refusal(training.store.commit(present=[name for name, _ in values]))
+        tell_of_refusal(training.store.commit(weight=training.weight, present=[name for name, _ in values]))
         training.pull(training.trained)
         self._steps = 0

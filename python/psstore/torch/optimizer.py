@@ -23,7 +23,7 @@ import torch
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import NotAWorker, RolledBack, UsageError
-from psstore.torch.averaging import Averaging
+from psstore.torch.averaging import WITHOUT_LATE_WORKERS, Averaging
 from psstore.torch.buffers import Buffers
 from psstore.torch.eager_step import EagerStep
 from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted
@@ -384,8 +384,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def weight(self) -> float:
-        """This worker's share in the mean of the next steps' gradients, such as its number of samples where workers
-        have different ones: gradients are multiplied by it, and divided by the sum of all. 1 at first."""
+        """This worker's share in the mean of the next rounds' gradients, or of parameters with mode='average', such as
+        its number of samples where workers have different ones: what it sends is multiplied by it, and divided by the
+        sum of all. 1 at first."""
         return self._training.weight
 
     @weight.setter
@@ -575,7 +576,10 @@ def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> S
         if training.has_parts:
             raise UsageError("mode='average' is for workers with whole models, and these have parts: leave it out")
         if may_compress(training.optimizer.param_groups, training.compression):
-            raise UsageError("compression is for gradients, and mode='average' exchanges parameters: leave it out")
+            raise UsageError(
+                "compression is for gradients, and mode='average' exchanges parameters: leave it out, or average by"
+                f" {WITHOUT_LATE_WORKERS}"
+            )
         return Averaging(training, every=every)
     if every != 1:
         raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")

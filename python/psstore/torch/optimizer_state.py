@@ -20,6 +20,7 @@ import torch
 from psstore import _core
 from psstore.client.rule_state import Restored, RuleState
 from psstore.errors import UsageError
+from psstore.hyper import COUNTED
 from psstore.torch.param_groups import ParamGroup, rule_of
 from psstore.torch.parameters import STORED_AS, Trained
 from psstore.torch.part_tensors import with_state
@@ -31,9 +32,6 @@ State = Mapping[torch.Tensor, Mapping[str, Any]]
 
 RESIDUALS_KEY = "residuals"
 """Entry of a state dict beside torch's 'state' and 'param_groups', which torch's optimizers do not look at."""
-
-COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop", "delayed_nesterov"})
-"""Rules whose class keeps the number of steps: a 0-d float32 tensor."""
 
 OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
 """Buffers that a rule has only with some hyper-parameter."""

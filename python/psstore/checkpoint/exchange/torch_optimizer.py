@@ -19,7 +19,7 @@ from psstore import _core
 from psstore.checkpoint.exchange.whole_model import AnyArray, WholeModel, WholeTensor
 from psstore.checkpoint.state import HyperRecord
 from psstore.errors import BadArgument
-from psstore.hyper import HYPER_DEFAULTS
+from psstore.hyper import COUNTED, HYPER_DEFAULTS
 from psstore.types import TensorSpec, complete_hyper
 
 NAMES = "names"
@@ -31,10 +31,14 @@ CLASSES: Mapping[str, type[torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
 }
-"""Rule -> the class that steps alike."""
+"""Rule -> the class of torch's that steps alike."""
 
-COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop"})
-"""Rules whose class keeps the number of steps: a 0-d float32 tensor."""
+RULES = (*CLASSES, "delayed_nesterov")
+"""The last one's class is psstore.torch.DelayedNesterov, which is above this folder: its groups have hyper-parameters
+alone."""
+
+ONLY_OF = {"dampening": "sgd", "lr_decay": "adagrad", "alpha": "rmsprop", "activation": "delayed_nesterov"}
+"""Hyper-parameter that one class has -> its rule."""
 
 FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered"})
 """Hyper-parameters that are bools to torch."""
@@ -44,7 +48,7 @@ StateDict = dict[str, Any]
 
 def optimizer_state_dicts(model: WholeModel) -> dict[str, StateDict]:
     """A state dict for each rule that the store applies, by its name: an optimizer has one."""
-    trained = [tensor for tensor in model.tensors if tensor.spec.rule in CLASSES]
+    trained = [tensor for tensor in model.tensors if tensor.spec.rule in RULES]
     trained.sort(key=lambda tensor: (tensor.spec.rule, tensor.spec.group))
     return {
         rule: _state_dict(rule, list(tensors), model.hypers)
@@ -66,8 +70,10 @@ def _state_dict(rule: str, tensors: Sequence[WholeTensor], hypers: Mapping[int, 
 def _group(rule: str, hyper: HyperRecord | None, numbers: Iterable[int]) -> dict[str, Any]:
     """All that torch keeps of a group, as the installed version does: what only chooses an implementation included."""
     values = complete_hyper(rule, hyper.values if hyper is not None else {})
-    example = CLASSES[rule]([torch.nn.Parameter(torch.zeros(1))])  # type: ignore[call-arg]
-    (group,) = example.state_dict()["param_groups"]
+    group: dict[str, Any] = {}
+    if rule in CLASSES:
+        example = CLASSES[rule]([torch.nn.Parameter(torch.zeros(1))])  # type: ignore[call-arg]
+        (group,) = example.state_dict()["param_groups"]
     for name, value in values.items():
         if not name.startswith("beta"):
             group[name] = bool(value) if name in FLAGS else value
@@ -138,20 +144,20 @@ def _names(
 
 def _rule_of(group: Mapping[str, Any]) -> str:
     """The rule of a group, by the hyper-parameters that only its class has."""
-    for name, rule in (("dampening", "sgd"), ("lr_decay", "adagrad"), ("alpha", "rmsprop")):
+    for name, rule in ONLY_OF.items():
         if name in group:
             return rule
     if "decoupled_weight_decay" in group:
         return "adamw" if group["decoupled_weight_decay"] else "adam"
     raise BadArgument(
         f"the optimizer's class can't be told from its groups, which have {', '.join(sorted(map(str, group)))}: name"
-        f" the rule (--rule, one of {', '.join(CLASSES)})"
+        f" the rule (--rule, one of {', '.join(RULES)})"
     )
 
 
 def _hyper(rule: str, group: Mapping[str, Any]) -> dict[str, float]:
-    if rule not in CLASSES:
-        raise BadArgument(f"rule {rule!r} is not one of {', '.join(CLASSES)}")
+    if rule not in RULES:
+        raise BadArgument(f"rule {rule!r} is not one of {', '.join(RULES)}")
     said = dict(group)
     if "betas" in said:
         said["beta1"], said["beta2"] = said["betas"]
