@@ -11,8 +11,8 @@ readers     Steps beside clients that read all tensors READS_PER_S times a secon
             weights may. The limit is as many clients whose pulls are plain. The model is a sixteenth of the large one:
             16 readers of 64 MiB would ask for 5 GB/s, more than two cores copy, and nothing else would be measured.
             A turn's figure is the mean of its steps, since few of them meet a reader.
-writing     Steps while a checkpoint is written, to disk and to memory. The limit is another process that writes as many
-            bytes to one file by plain calls of the system, with one fsync.
+writing     Steps while a checkpoint is written, to disk and to memory, of the model and of a table of rows. The limit
+            is another process that writes as many bytes to one file by plain calls of the system, with one fsync.
 """
 
 from __future__ import annotations
@@ -21,22 +21,27 @@ import argparse
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psstore
 from bench.checkpoint import IN_MEMORY
+from bench.checkpoint import PARTS as PARTS_OF_ADAM
 from bench.command import Subject, run
 from bench.comparison import milliseconds
-from bench.cuts_user import ALONE, CHECKPOINT, FIRST_STEPS, PLAIN_CALLS, Case, Writing, aside, user
+from bench.cuts_rows import RowCase, RowTrainer
+from bench.cuts_user import ALONE, CHECKPOINT, FIRST_STEPS, PLAIN_CALLS, Case, Trainer, Writing, aside, user
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
 from bench.processes import preload, store_server
 from bench.report import Cell, Report, Table, three_digits
+from bench.row_work import NUM_ROWS
 
 SMALL = Case(20, 4096)
+ROWS = RowCase(NUM_ROWS, 4096)
 TRANSPORTS = ("unix", "tcp", "shm")
 SHARDS = 2
 READERS = (1, 16)
@@ -137,13 +142,23 @@ def _readers_rows(one: Found) -> list[list[Cell]]:
 # ---- writing ----
 
 
-def writing(case: Case, where: str, parent: Path | None, *, rounds: int, block_s: float) -> Found:
+@contextlib.contextmanager
+def trainer_of(url: str, case: Case | RowCase) -> Iterator[Trainer]:
+    if isinstance(case, Case):
+        with user(url, case, rank=0) as trainer:
+            yield trainer
+    else:
+        with psstore.connect(url, rank=0) as store:
+            yield RowTrainer(store, case)
+
+
+def writing(case: Case | RowCase, where: str, parent: Path | None, *, rounds: int, block_s: float) -> Found:
     with tempfile.TemporaryDirectory(dir=parent) as name, contextlib.ExitStack() as ends:
         options = ["--checkpoint", f"{name}/place", "--checkpoint-every", "1000000s", "--keep", "1"]
         url = ends.enter_context(store_server("unix", SHARDS, options=options))
-        trainer = ends.enter_context(user(url, case, rank=0))
+        trainer = ends.enter_context(trainer_of(url, case))
         trainer.create()
-        writer = ends.enter_context(aside(url, case))
+        writer = ends.enter_context(aside(url, Case(1, case.written_bytes // PARTS_OF_ADAM // 4 * 4)))
         writer.once("make_written")
         found = Writing(trainer, writer, block_s=block_s)
         turns: dict[str, Turn] = {
@@ -218,7 +233,7 @@ def measure(chosen: argparse.Namespace) -> Report:
             found.append(readers(Case(16, large.tensor_bytes // 16), rounds=3 * rounds, block_s=3 / READS_PER_S))
         else:
             for where, folder in (("disk", None), ("memory", IN_MEMORY)):
-                found.append(writing(large, where, folder, rounds=rounds, block_s=block_s))
+                found += [writing(case, where, folder, rounds=rounds, block_s=block_s) for case in (large, ROWS)]
     return report(found)
 
 

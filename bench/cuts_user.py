@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -51,11 +52,37 @@ class Step(NamedTuple):
     commit_s: float
 
 
-class User:
-    """One connection, and all that is done by it."""
+class Trainer(ABC):
+    """Who takes steps on a store."""
+
+    def __init__(self, store: psstore.Store) -> None:
+        self.store = store
+
+    @abstractmethod
+    def create(self) -> None:
+        """Has the store have what is trained."""
+
+    @abstractmethod
+    def step(self) -> Step: ...
+
+    def steps(self, seconds: float) -> list[Step]:
+        """For so long, and one at least."""
+        end = time.perf_counter() + seconds
+        found = [self.step()]
+        while time.perf_counter() < end:
+            found.append(self.step())
+        return found
+
+    def kept_bytes(self) -> int:
+        """What shards keep now for those who read as of a decision."""
+        return sum(int(shard["kept_bytes"]) for shard in self.store.stats())
+
+
+class User(Trainer):
+    """One connection, and all that is done by it to a model."""
 
     def __init__(self, store: psstore.Store, case: Case) -> None:
-        self.store = store
+        super().__init__(store)
         self._case = case
         self._gradients, values = case.tensors(), case.tensors()
         for gradient in self._gradients.values():
@@ -83,14 +110,6 @@ class User:
         self.plain()
         return Step(time.perf_counter() - begin, committed - pushed)
 
-    def steps(self, seconds: float) -> list[Step]:
-        """For so long, and one at least."""
-        end = time.perf_counter() + seconds
-        found = [self.step()]
-        while time.perf_counter() < end:
-            found.append(self.step())
-        return found
-
     def checkpoint(self) -> None:
         self.store.checkpoint()
 
@@ -101,10 +120,6 @@ class User:
     def plain_calls(self, folder: Path) -> None:
         assert self._written
         write_plainly(self._written, folder)
-
-    def kept_bytes(self) -> int:
-        """What shards keep now for those who read as of a decision."""
-        return sum(int(shard["kept_bytes"]) for shard in self.store.stats())
 
 
 class Done(NamedTuple):
@@ -191,7 +206,7 @@ def user(url: str, case: Case, *, rank: int | None = None, transport: str = "aut
 class Writing:
     """A trainer, and another process that writes beside it."""
 
-    def __init__(self, trainer: User, writer: Aside, *, block_s: float) -> None:
+    def __init__(self, trainer: Trainer, writer: Aside, *, block_s: float) -> None:
         """`block_s`: how long a turn is in which nobody writes."""
         self._trainer = trainer
         self._writer = writer

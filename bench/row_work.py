@@ -6,9 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from psstore.client.store import Store
+
 DIM = 64
 NUM_ROWS = 1_000_000
 RATE, EPS = 0.01, 1e-8
+HYPERS = {"lr": RATE, "eps": EPS}
+
+FILLED_TOGETHER = 65_536
+"""Rows that a step makes of a table that is filled."""
 
 NUM_SETS = 16
 """Sets of ids that steps take in turn, so that the rows of one are not in the cache."""
@@ -35,3 +41,18 @@ def id_sets(num_ids: int, *, num_rows: int, num_sets: int = NUM_SETS) -> list[Id
 
 def gradients_of(num_ids: int) -> Floats:
     return np.random.default_rng(2).standard_normal((num_ids, DIM), dtype=np.float32)
+
+
+def fill(store: Store, *, num_rows: int, rule: str = "adagrad", dtype: str = "float32") -> None:
+    """Has the store have a table "t" with so many rows."""
+    store.create_table("t", dim=DIM, rule=rule, dtype=dtype)
+    hypers = hypers_of(rule)
+    some = np.full((FILLED_TOGETHER, DIM), 1e-3, np.float32)
+    for first in range(0, num_rows, len(some)):
+        ids = np.arange(first, min(first + len(some), num_rows))
+        store.push_rows("t", ids, some[: len(ids)])
+        store.commit(hypers)
+
+
+def hypers_of(rule: str) -> dict[str, float]:
+    return {"lr": RATE} if rule == "sgd" else HYPERS

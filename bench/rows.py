@@ -3,6 +3,7 @@
     python -m bench.rows [--quick] [--json FILE]
     python -m bench.rows --parts                # where the time of a step goes
     python -m bench.rows --growth 100000000     # takes 10 GB
+    python -m bench.rows --links                # four workers and four shards, whose links are slow; needs root
 
 Axes: ids in a step, each once, of a zipf(1.05) distribution; how the store is reached. A step pulls the rows, pushes a
 gradient for each, and commits; the rows are stepped when they are touched next, or in between. The limit is a C loop
@@ -16,7 +17,7 @@ A second table is of codecs: the bytes of rows that a step sends and receives ov
 that are kept in bfloat16: their bytes in memory, and the time of a step. A fourth is of a client's cache
 (row_caches.py): the bytes of rows that come to it, and the time of a pull. A fifth says where the time of a step goes
 (row_parts.py). With --growth there is another one instead, of a table of short rows that grows to so many
-(row_growth.py), and with --parts the fifth alone.
+(row_growth.py), with --links one of steps over slow links (row_links.py), and with --parts the fifth alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import numpy as np
 import torch
 
 import psstore
-from bench import row_caches, row_parts, row_peers, row_servers
+from bench import row_caches, row_links, row_parts, row_peers, row_servers
 from bench.command import Subject, run
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
@@ -42,10 +43,19 @@ from bench.report import Cell, Report, Table
 from bench.row_caches import Cached
 from bench.row_growth import growth
 from bench.row_parts import Parts
-from bench.row_work import DIM, EPS, NUM_ROWS, NUM_SETS, RATE, Floats, Ids, gradients_of, id_sets
+from bench.row_work import (
+    DIM,
+    HYPERS,
+    NUM_ROWS,
+    NUM_SETS,
+    Floats,
+    Ids,
+    fill,
+    gradients_of,
+    hypers_of,
+    id_sets,
+)
 from psstore.client.store import Store
-
-HYPERS = {"lr": RATE, "eps": EPS}
 
 SET_SIZES = (4096, 65_536)
 """Ids in a step."""
@@ -150,20 +160,6 @@ def read_store() -> Iterator[tuple[Store, Store]]:
         yield worker, reader
 
 
-def fill(store: Store, *, num_rows: int, rule: str = "adagrad", dtype: str = "float32") -> None:
-    store.create_table("t", dim=DIM, rule=rule, dtype=dtype)
-    hypers = hypers_of(rule)
-    some = np.full((SET_SIZES[-1], DIM), 1e-3, np.float32)
-    for first in range(0, num_rows, len(some)):
-        ids = np.arange(first, min(first + len(some), num_rows))
-        store.push_rows("t", ids, some[: len(ids)])
-        store.commit(hypers)
-
-
-def hypers_of(rule: str) -> dict[str, float]:
-    return {"lr": RATE} if rule == "sgd" else HYPERS
-
-
 def store_turn(
     store: Store, sets: Sequence[Ids], gradients: Floats, *, codec: str = "none", rule: str = "adagrad"
 ) -> Turn:
@@ -246,6 +242,8 @@ def contest(num_ids: int, *, num_rows: int, rounds: int) -> Found:
 def measure(chosen: argparse.Namespace) -> Report:
     if chosen.growth:
         return growth_report(chosen.growth)
+    if chosen.links:
+        return links_report(row_links.linked(rounds=5 if chosen.quick else 20))
     torch.set_num_threads(row_peers.CORES)
     rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
     of_parts = in_parts(num_rows=NUM_ROWS, rounds=2 * rounds)
@@ -323,6 +321,21 @@ def growth_report(num_rows: int) -> Report:
     )
 
 
+def links_report(table: Table) -> Report:
+    return Report(
+        subject="rows",
+        about=(
+            f"Steps of {row_links.NUM_IDS:,} rows × {DIM} float32 of {row_links.WORKERS} workers and as many shards, on"
+            f" hosts of their own, whose links carry {row_links.RATE_MBIT:g} Mbit/s each way. The formula is what ids"
+            " and rows take by themselves, at the rate of one plain connection."
+        ),
+        tables=[table],
+        notes=[],
+        summary=[],
+        machine=machine("torch"),
+    )
+
+
 def _median(found: Found, name: str) -> float:
     return found.series[name].median
 
@@ -363,6 +376,7 @@ def _kept_row(found: Kept, dtype: str) -> list[Cell]:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", action="store_true", help="measure only where the time of a step goes")
+    parser.add_argument("--links", action="store_true", help="measure only steps over slow links")
     parser.add_argument("--growth", type=int, metavar="ROWS", help="measure only how a table grows to so many rows")
 
 

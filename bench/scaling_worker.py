@@ -101,7 +101,7 @@ class Worker:
 
     def dial_peers(self, port: int) -> None:
         peers = [TcpAddress(self._hosts.address(WORKERS + shard), port) for shard in range(self._num_shards)]
-        self._ups, self._downs = ([_patiently_dialled(peer) for peer in peers] for _ in range(2))
+        self._ups, self._downs = ([patiently_dialled(peer) for peer in peers] for _ in range(2))
         self._pool = ThreadPoolExecutor(2 * self._num_shards)
 
     def hang_up(self) -> None:
@@ -149,7 +149,7 @@ def _wait(results: Sequence[Callable[[], None]]) -> None:
         result()
 
 
-def _patiently_dialled(peer: TcpAddress, patience_s: float = 20.0) -> RawLinks:
+def patiently_dialled(peer: TcpAddress, patience_s: float = 20.0) -> RawLinks:
     """It may be starting still."""
     until = time.monotonic() + patience_s
     while True:

@@ -75,6 +75,13 @@ inline uint8_t tag_of(uint64_t hash) {
   return static_cast<uint8_t>(0x80 | (hash & 0x7F));
 }
 
+// Rows that a hash is likely to be of, so that their records may be fetched: of other ids with its tag there may be one
+// before its own, in some 1 of 25 searches, and hardly ever two. kNoRow: there is none.
+struct LikelyRows {
+  RowNumber first = kNoRow;
+  RowNumber second = kNoRow;
+};
+
 inline constexpr int kTagBits = 7;
 inline constexpr int kGroupBits = 28;
 inline constexpr int kDirectoryBits = 21;
@@ -98,12 +105,18 @@ class Places {
     __builtin_prefetch(tags(group));
     __builtin_prefetch(rows(group));
   }
-  // The first row with the hash's tag, which may be another id's; kNoRow if there is none.
-  RowNumber likely(uint64_t hash) const {
-    if (num_groups_ == 0) return kNoRow;
-    const size_t group = first_group(hash);
-    const uint32_t found = matches(tags(group), tag_of(hash));
-    return found == 0 ? kNoRow : rows(group)[std::countr_zero(found)];
+  // The first rows with the hash's tag, in the first group that has any.
+  LikelyRows likely(uint64_t hash) const {
+    if (num_groups_ == 0) return {};
+    const uint8_t tag = tag_of(hash);
+    for (size_t group = first_group(hash);; group = after(group)) {
+      const uint32_t found = matches(tags(group), tag);
+      if (const uint32_t others = found & (found - 1); others != 0) {
+        return {rows(group)[std::countr_zero(found)], rows(group)[std::countr_zero(others)]};
+      }
+      if (found != 0) return {rows(group)[std::countr_zero(found)]};
+      if (matches(tags(group), 0) != 0) return {};
+    }
   }
   // The row of which `is_it` is true; kNoRow if there is none.
   template <typename IsIt>
@@ -163,8 +176,7 @@ class RowIndex {
 
   // Has what a search of that hash looks at first on its way from memory.
   [[gnu::always_inline]] void fetch(uint64_t hash) const { places_of(hash).fetch(hash); }
-  // A row that the hash is likely to be of, so that its record may be fetched; kNoRow: there is none.
-  RowNumber likely(uint64_t hash) const { return places_of(hash).likely(hash); }
+  row_index::LikelyRows likely(uint64_t hash) const { return places_of(hash).likely(hash); }
   // The row of which `is_it` is true; kNoRow if there is none.
   template <typename IsIt>
   RowNumber find(uint64_t hash, IsIt is_it) const {

@@ -50,7 +50,7 @@ void RowStore::look_up(const View& of, std::span<const uint64_t> ids, size_t num
                        Found found) const {
   struct Wanted {
     uint64_t hash;
-    RowNumber likely;
+    row_index::LikelyRows likely;
   };
   std::array<Wanted, 2 * kIdsAhead> wanted{};  // of the ids that are under way
   const auto is_row = [&](RowNumber row, uint64_t id) {
@@ -65,19 +65,22 @@ void RowStore::look_up(const View& of, std::span<const uint64_t> ids, size_t num
     if (const size_t at = i - (kIdsAhead - kSlabsAhead); at < ids.size()) {
       Wanted& next = wanted[at % wanted.size()];
       next.likely = of.index.likely(next.hash);
-      if (next.likely < of.end) of.slabs.fetch_begin_of(layout_.slab_of(next.likely));
+      for (const RowNumber row : {next.likely.first, next.likely.second}) {
+        if (row < of.end) of.slabs.fetch_begin_of(layout_.slab_of(row));
+      }
     }
     if (const size_t at = i - (kIdsAhead - kRecordsAhead); at < ids.size()) {
-      const RowNumber likely = wanted[at % wanted.size()].likely;
-      if (likely < of.end) fetch_lines(record(of, likely), num_bytes);
+      const auto& [first, second] = wanted[at % wanted.size()].likely;
+      if (first < of.end) fetch_lines(record(of, first), num_bytes);
+      if (second < of.end) fetch_lines(record(of, second), num_bytes);
     }
     if (i < kIdsAhead) continue;
     const uint64_t id = ids[i - kIdsAhead];
     const Wanted& now = wanted[(i - kIdsAhead) % wanted.size()];
-    found(i - kIdsAhead,
-          is_row(now.likely, id) ? now.likely : of.index.find(now.hash, [&](RowNumber row) {
-            return is_row(row, id);
-          }));
+    found(i - kIdsAhead, is_row(now.likely.first, id) ? now.likely.first
+                                                      : of.index.find(now.hash, [&](RowNumber row) {
+                                                          return is_row(row, id);
+                                                        }));
   }
 }
 

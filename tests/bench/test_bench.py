@@ -38,6 +38,7 @@ from bench.callers import placements, store_caller
 from bench.calls import Found
 from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
+from bench.cuts_rows import RowCase
 from bench.cuts_user import Case, aside, user
 from bench.dense import Contestant, contest
 from bench.fan_out_ways import WAYS
@@ -448,17 +449,19 @@ def test_reading_and_writing_beside_training_is_held_against_doing_so_plainly(mo
         cuts.reading(case, "unix", trains=True, rounds=1, turns=2),
         cuts.readers(case, rounds=1, block_s=0.05),
         cuts.writing(case, "memory", Path("/dev/shm"), rounds=2, block_s=0.05),
+        cuts.writing(RowCase(5000, 100), "memory", Path("/dev/shm"), rounds=2, block_s=0.05),
     ]
     assert [(one.part, len(series.times_s)) for one in found[:2] for series in one.series.values()] == [
         *[("reading", 2)] * 2,
         *[("readers", 1)] * 5,
     ]
-    assert found[2].more["kept"] > 0, "of the steps that were taken while it was written"
+    assert all(one.more["kept"] > 0 for one in found[2:]), "of the steps that were taken while it was written"
     report = cuts.report(found)
     assert "**2 consistent readers**" in report.markdown()
-    assert [row[1] for row in report.summary][-2:] == [
-        "writing, 2 × 4 KiB, memory: checkpoint",
-        "writing, 2 × 4 KiB, memory: checkpoint, written",
+    assert [row[1] for row in report.summary][-4:] == [
+        f"writing, {what}, memory: {who}"
+        for what in ("2 × 4 KiB", "5,000 rows × 64, 100 a step")
+        for who in ("checkpoint", "checkpoint, written")
     ]
 
 

@@ -15,6 +15,7 @@ from psstore.client.tables import first_values
 from psstore.errors import (
     BadArgument,
     DTypeMismatch,
+    NonFinite,
     PsstoreError,
     RuleMismatch,
     ShapeMismatch,
@@ -269,6 +270,21 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
             store.pull_rows("t", [1], out=np.zeros((3,), F32))
         with pytest.raises(UnknownTensor):
             store.pull_rows("nowhere", [1])
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_rows_that_are_not_finite_are_refused_if_asked_for_and_nothing_of_their_push_counts(codec: str | None) -> None:
+    with psstore.LocalStore(shards=2, refuse_non_finite=True) as server, server.connect() as store:
+        store.create_table("t", dim=2, rule="sgd")
+        rows = np.ones((40, 2), F32)
+        rows[7, 1] = np.nan
+        with pytest.raises(NonFinite, match="'t'"):
+            store.push_rows("t", range(40), rows, codec=codec)
+        store.commit({"lr": 1.0})
+        assert store.keys("t").size == 0
+        with pytest.raises(NonFinite, match="'t'"):
+            store.assign_rows("t", [7], rows[7:8], codec=codec)
+        assert store.keys("t").size == 0
 
 
 def test_tables_and_tensors_do_not_stand_in_for_one_another() -> None:

@@ -94,6 +94,29 @@ def test_a_model_in_bfloat16_goes_on_in_it_and_so_do_its_rows_unless_told_otherw
         assert store.row_cache(name).asked_rows == 2
 
 
+def test_a_trained_model_goes_on_without_a_store(store: Store) -> None:
+    model = Model()
+    tables = embeddings_in_store(model, store, rule="sgd", lr=1.0)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.head.parameters(), lr=0.0), store, model.named_parameters(), tables=tables
+    )
+    ids = torch.tensor([[1, 2], [9, 1]])
+    model(ids).sum().backward()
+    optimizer.step()
+    trained = model(ids)
+    bags = model.towers[0]
+    assert isinstance(model.users, Embedding)
+    assert isinstance(bags, EmbeddingBag)
+    with pytest.raises(UsageError, match=r"'users' has ids up to 9, and num_embeddings is 9"):
+        model.users.to_torch(9)
+    model.users = model.towers[1] = model.users.to_torch(ROWS)
+    model.towers[0] = bags.to_torch(ROWS)
+    assert [type(one) for one in model.towers] == [nn.EmbeddingBag, nn.Embedding]
+    assert [one.padding_idx for one in model.towers] == [2, ROWS - 1]
+    assert torch.equal(model(ids), trained)
+    assert "users.weight" in model.state_dict()
+
+
 def test_lookups_are_in_a_dtype_that_rows_travel_in(store: Store) -> None:
     with pytest.raises(UsageError, match=r"lookup_dtype of table 't' is torch.float16; lookups give"):
         Embedding("t", DIM, store, lookup_dtype=torch.float16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -80,6 +81,33 @@ def test_offsets_may_end_with_the_number_of_ids(store: Store) -> None:
     ours, torchs = pair(store, mode="sum", include_last_offset=True)
     ends = torch.tensor([0, 3, 3, 10])
     assert torch.equal(ours(FLAT, ends), torchs(FLAT, ends))
+
+
+@dataclass
+class Feature:
+    """What TorchRec's jagged tensors are asked for."""
+
+    ids: torch.Tensor
+    ends: torch.Tensor
+    weights: torch.Tensor | None = None
+
+    def values(self) -> torch.Tensor:
+        return self.ids
+
+    def offsets(self) -> torch.Tensor:
+        return self.ends
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        return self.weights
+
+
+@pytest.mark.parametrize("weights", [None, torch.linspace(-1, 2, len(FLAT))], ids=["plain", "weighted"])
+def test_a_jagged_tensor_has_bags_and_weights_of_its_own(store: Store, weights: torch.Tensor | None) -> None:
+    bags, _ = pair(store, mode="sum", padding_idx=PADDING)
+    result = bags(Feature(FLAT, torch.tensor([0, 3, 3, 8, len(FLAT)]), weights))
+    assert torch.equal(result, bags(FLAT, OFFSETS, weights))
+    with pytest.raises(UsageError, match=r"'items' are a Feature, .* give it alone"):
+        bags(Feature(FLAT, OFFSETS), OFFSETS)
 
 
 def test_an_optimizer_trains_the_rows_of_bags_and_no_padding(store: Store) -> None:

@@ -227,7 +227,8 @@ class Operations:
         `loss_scale`: of the gradients, if it is not that of the round before: what was kept back is brought to it.
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
-        TableFull, and then neither it nor an earlier push to the table counts in this round's commit.
+        TableFull, and NonFinite where the store refuses such values (docs/consistency.md): then neither it nor an
+        earlier push to the table counts in this round's commit.
         """
         scale = None if loss_scale is None else number("loss_scale", loss_scale)
         await self.tables.push(name, ids, gradients, codec=codec, loss_scale=scale)
@@ -290,8 +291,8 @@ class Operations:
         A reader that holds the last decision is told VersionGone if its rows change so.
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
-        DeadlineExceeded if the last decision still waits for contributions, OutOfMemory, and TableFull: then some of
-        the rows may have been set, and setting them again is right.
+        DeadlineExceeded if the last decision still waits for contributions, OutOfMemory, TableFull, and NonFinite where
+        the store refuses such values: then some of the rows may have been set, and setting them again is right.
         """
         await self.tables.assign(name, ids, rows, codec=codec)
 

@@ -21,3 +21,12 @@ class Embedding(TableModule):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the rows, as every step in them that this worker was told of left them."""
         return self.rows_of(ids)
+
+    def to_torch(self, num_embeddings: int) -> torch.nn.Embedding:
+        """Returns a torch.nn.Embedding of this process with the rows of the ids below `num_embeddings`, as of one
+        decision: to go on without a store. Those that nobody has trained have their first values.
+
+        Raises UsageError where the table has rows of other ids.
+        """
+        weight = self.weight_of(num_embeddings)
+        return torch.nn.Embedding(num_embeddings, self.dim, padding_idx=self.padding_idx, _weight=weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
@@ -11,6 +11,20 @@ from psstore.errors import UsageError
 from psstore.torch.table_module import TableModule
 
 Pooling = Literal["sum", "mean", "max"]
+
+
+@runtime_checkable
+class Jagged(Protocol):
+    """Bags of ids that know their ends: TorchRec's JaggedTensor and KeyedJaggedTensor, and what is like them."""
+
+    def values(self) -> torch.Tensor:
+        """Ids, flat, one bag after the other."""
+
+    def offsets(self) -> torch.Tensor:
+        """Where each bag begins among them, and then their number."""
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        """A factor for each id."""
 
 
 class EmbeddingBag(TableModule):
@@ -47,13 +61,22 @@ class EmbeddingBag(TableModule):
         self.include_last_offset = include_last_offset
 
     def forward(
-        self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor | Jagged,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns `lookup_dtype` of (bags, dim), on the ids' device.
 
-        `ids`: integers, none negative; (bags, ids of a bag), or flat with `offsets`, the place of each bag's first one.
+        `ids`: integers, none negative; (bags, ids of a bag), or flat with `offsets`, the place of each bag's first one;
+            or a jagged tensor of TorchRec, which has both, and weights: of a keyed one the bags of all its keys, those
+            of the first key first.
         `per_sample_weights`: a factor for each id, in its shape, with mode 'sum'; it gets a gradient, too.
         """
+        include_last_offset = self.include_last_offset
+        if isinstance(ids, Jagged):
+            ids, offsets, per_sample_weights = self._parts_of(ids, offsets, per_sample_weights)
+            include_last_offset = True
         self._check(ids, offsets, per_sample_weights)
         rows = self.rows_of(ids.reshape(-1))
         # Each lookup has a row of its own, so that the gradient of each comes back.
@@ -64,9 +87,35 @@ class EmbeddingBag(TableModule):
             offsets,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
-            include_last_offset=self.include_last_offset,
+            include_last_offset=include_last_offset,
             padding_idx=self._gather_padding(ids, places),
         )
+
+    def to_torch(self, num_embeddings: int) -> torch.nn.EmbeddingBag:
+        """Returns a torch.nn.EmbeddingBag of this process with the rows of the ids below `num_embeddings`, as of one
+        decision: to go on without a store. Those that nobody has trained have their first values.
+
+        Raises UsageError where the table has rows of other ids.
+        """
+        return torch.nn.EmbeddingBag(
+            num_embeddings,
+            self.dim,
+            mode=self.mode,
+            include_last_offset=self.include_last_offset,
+            padding_idx=self.padding_idx,
+            _weight=self.weight_of(num_embeddings),
+        )
+
+    def _parts_of(
+        self, jagged: Jagged, offsets: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Raises UsageError for offsets or weights beside its own."""
+        if offsets is not None or weights is not None:
+            raise UsageError(
+                f"bags of table {self.table!r} are a {type(jagged).__name__}, which has offsets and weights of its own;"
+                " give it alone"
+            )
+        return jagged.values(), jagged.offsets(), jagged.weights_or_none()
 
     def _gather_padding(self, ids: torch.Tensor, places: torch.Tensor) -> int | None:
         """Sends all padding to the place of the first, which is returned: torch leaves out one place only. None: there

@@ -13,6 +13,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from psstore.client.store import Store
@@ -22,6 +23,9 @@ from psstore.errors import UsageError
 from psstore.torch.param_groups import hyper_of, row_group
 
 Hyper = float | bool | tuple[float, float]
+
+ROWS_PULLED_TOGETHER = 1 << 16
+"""Where all rows of a table are pulled."""
 
 Start = Callable[[Callable[[], torch.Tensor]], "Future[torch.Tensor]"]
 """Runs a function in another thread."""
@@ -191,6 +195,27 @@ class TableModule(torch.nn.Module):
         self._num_lookups += 1
         apply: Callable[..., torch.Tensor] = _Lookup.apply
         return apply(self._anchor, rows, partial(self._leave, ids.reshape(-1), self._num_lookups))
+
+    def weight_of(self, num_embeddings: int) -> torch.Tensor:
+        """The rows of all ids below `num_embeddings` as of one decision, (num_embeddings, dim) of `lookup_dtype` on the
+        CPU: what lookups give of each.
+
+        Raises UsageError where the table has rows, or padding, of other ids.
+        """
+        rows = torch.empty(num_embeddings, self.dim, dtype=self.lookup_dtype)
+        with self._store.snapshot() as view:
+            last = max(int(view.keys(self.table).max(initial=0)), self.padding_idx or 0)
+            if last >= num_embeddings:
+                raise UsageError(
+                    f"table {self.table!r} has ids up to {last}, and num_embeddings is {num_embeddings}: give one that"
+                    " is larger, or write the rows that there are by store.export_table"
+                )
+            for first in range(0, num_embeddings, ROWS_PULLED_TOGETHER):
+                some = rows[first : first + ROWS_PULLED_TOGETHER]
+                view.pull_rows(self.table, np.arange(first, first + len(some)), out=some)
+        if self.padding_idx is not None:
+            rows[self.padding_idx] = 0.0
+        return rows
 
     def attach(self, start: Start) -> None:
         """Pulls ahead by `start`. For the optimizer, when it begins with the store or goes on with another one."""
