@@ -12,8 +12,10 @@ import numpy as np
 import psutil
 import pytest
 from numpy.testing import assert_array_equal
+from typer.testing import CliRunner
 
 import psstore
+from psstore.cli.main import app
 from psstore.client.store import Store
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
@@ -48,6 +50,10 @@ def await_standbys(store: Store, num_shards: int = 2) -> None:
 
 def leader(store: Store, shard: int) -> int:
     return int(store.stats()[shard]["process"])
+
+
+def status(process: StoreProcess) -> str:
+    return CliRunner().invoke(app, ["status", process.url]).output
 
 
 def train(store: Store, rounds: int) -> None:
@@ -152,6 +158,7 @@ def test_a_standby_that_dies_is_replaced_and_nobody_waits_for_it(served: StorePr
         leaders = {leader(store, 0), leader(store, 1)}
         standbys = [one for one in served.shards() if one.pid not in leaders]
         assert len(standbys) == 2
+        assert status(served).count(" leads, a standby may lead (") == 2
         for one in standbys:
             one.kill()
         began = time.monotonic()
@@ -162,6 +169,7 @@ def test_a_standby_that_dies_is_replaced_and_nobody_waits_for_it(served: StorePr
         for shard in (0, 1):  # and those that came later have all that there was
             os.kill(leader(store, shard), signal.SIGKILL)
         train(store, 1)
+        assert status(served).count(" leads after 1 that died") == 2
         assert_array_equal(store.pull("w"), np.full(ELEMS, expected(4), F32))
 
 
