@@ -292,6 +292,7 @@ void bind_server(py::module_& m) {
           [](DataService& self, uint64_t connection) { self.replication().forget(connection); },
           "connection"_a)
       .def("followers", &followers_of)
+      .def("take_ready", [](DataService& self) { return self.replication().take_ready(); })
       .def_property_readonly("is_followed",
                              [](DataService& self) { return self.replication().is_followed(); })
       .def_property_readonly("last_record",

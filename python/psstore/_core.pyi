@@ -257,6 +257,9 @@ class DataService:
         """That standby is done without."""
     def followers(self) -> list[tuple[int, bool, int]]:
         """(connection, whether it counts, the last record that it has) of each standby."""
+    def take_ready(self) -> set[int]:
+        """Connections that have more to send than they had by themselves: standbys, and those whose replies waited for
+        standbys and may go."""
     @property
     def is_followed(self) -> bool:
         """There are standbys."""

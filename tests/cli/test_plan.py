@@ -63,6 +63,14 @@ def test_compensated_gradients_take_a_value_of_each_worker_more_at_most() -> Non
     assert "bases" not in plan("resnet50").stdout
 
 
+def test_standbys_hold_all_values_once_more_and_are_sent_all_gradients() -> None:
+    alone, planned = (json.loads(plan("resnet50", *flags, "--json").stdout) for flags in ((), ("--standbys", "1")))
+    assert alone["standby_bytes"] == 0
+    assert planned["standby_bytes"] == planned["bytes"] == alone["bytes"]
+    assert "standbys: 102.2 MB of values more" in plan("resnet50", "--standbys", "1").stdout
+    assert "standbys" not in plan("resnet50").stdout
+
+
 def test_a_model_may_be_named_without_a_flag() -> None:
     named, flagged = plan("resnet50", "--json"), plan("--shards", "2", "--model", "resnet50", "--json")
     assert (named.exit_code, named.stdout) == (0, flagged.stdout)

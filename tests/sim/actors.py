@@ -181,6 +181,8 @@ class Worker(Actor):
         self.values: list[Array] = [np.empty(spec.num_elems, np.float32) for spec in self.specs]
         self.tensors: list[Tensor] = []
         self.tables: list[Tensor] = []
+        self.squares: dict[int, float] = {}
+        """What each tensor adds to the square of a contribution's norm, of the last one that it is in."""
         self.shares = Shares(model.NUM_SAMPLES, (), batch_size=model.BATCH_SIZE)
 
     @property
@@ -275,10 +277,7 @@ class Worker(Actor):
         for i, gradient in zip(present, gradients, strict=True):
             if self.tensors[i].spec.compensation:
                 self.history.taken[cell] = self.values[i].copy(), gradient.copy()
-        self.history.norms[cell] = (
-            to_ranges(self.tensors[i].id for i in present),
-            model.norm(self.plan, gradients),
-        )
+            self.squares[self.tensors[i].id] = model.sum_of_squares(gradient)
         if self.plan.is_elastic:
             self.take_share()
         chosen = [self.tensors[i] for i in present]
@@ -286,6 +285,9 @@ class Worker(Actor):
         for table in self.tables:
             if not model.is_absent(self.plan, table.spec, rank=self.rank, round=round):
                 chosen.append(table)
+                self.squares[table.id] = rows.sum_of_squares(
+                    self.plan, table.spec, rank=self.rank, life=self.life, round=round
+                )
                 sent += rows.pushed(self.plan, table, self.ways, rank=self.rank, life=self.life, round=round)
         manner = model.manner_of(self.plan, rank=self.rank, round=round)
         train = self.train_early if manner == "early" else self.train_late
@@ -339,7 +341,11 @@ class Worker(Actor):
         round = self.client.round
         cell = (self.rank, self.life, round)
         manner = model.manner_of(self.plan, rank=self.rank, round=round)
+        present = [tensor.id for tensor in tensors]
+        self.history.norms[cell] = to_ranges(present), model.norm(self.plan, [self.squares[one] for one in present])
         self.history.asked_at[cell] = self.machine.world.now
+        # Shards are asked first what they have applied, and measured: in peace within the slack that every call has.
+        asks_s = 0.0 if self.well_connected else TIMEOUT_S
         committed = await self.insist(
             lambda: self.call(
                 f"commit {round}",
@@ -348,13 +354,13 @@ class Worker(Actor):
                     weight=model.weight_of(self.rank),
                     loss_scale=self.plan.loss_scale,
                     non_finite=model.is_non_finite(self.plan, rank=self.rank, round=round),
-                    present=[tensor.id for tensor in tensors],
+                    present=present,
                     average=False,
                     early=manner == "early",
                     max_norm=model.max_norm_of(round) if manner == "clipped" else None,
                     wait_s=COMMIT_WAIT_S,
                 ),
-                COMMIT_WAIT_S + GRACE_S,
+                asks_s + COMMIT_WAIT_S + GRACE_S,
             )
         )
         self.history.commits[cell] = committed

@@ -282,8 +282,9 @@ def values_are_what_the_decisions_say(plan: Plan, history: History) -> None:
 
 def compensation_is_from_what_was_sent(plan: Plan, history: History) -> None:
     """To the bit, though workers go on with older values now and then. With another number of shards, workers who go on
-    have no base until they pull again."""
-    if not model.compensation_of(plan) or plan.reshards:
+    have no base until they pull again. Where nobody has come to take a gradient, there may be no value: whoever was to
+    send the first one is dead."""
+    if not model.compensation_of(plan) or plan.reshards or not history.taken:
         return
     tensor = history.tensors["first"]
     expected = model.compensated_after(plan, tensor, history.decisions, history.taken, history.lied)
@@ -480,8 +481,9 @@ def synchronous_bytes_are_the_undisturbed_ones(plan: Plan, history: History) -> 
         return
     if any(outcome != "finished" for outcome in history.outcomes.values()):
         return  # cut off for so long that the others gave up
-    if history.falls and (plan.clipped or not model.pulls_after(plan, 1)):
-        return  # the counters of other lives count in norms; who begins anew has newer values
+    judges_norms = plan.clipped or plan.refuse_norm is not None
+    if history.falls and (judges_norms or not model.pulls_after(plan, 1)):
+        return  # what tells the life counts in norms, of rows too; who begins anew has newer values
     expected = undisturbed(plan.undisturbed())
     calm = {number: expected.scales.get(number) for number in history.scales}
     assert history.scales == calm, f"factors are {history.scales}, the calm run's {expected.scales}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -196,8 +196,12 @@ def compensated_after(
     lied: Collection[tuple[int, int, int]],
 ) -> Array:
     """The value of the first tensor after these decisions, each of one worker, by the kernel alone. `taken`: by (rank,
-    life, round) the value that a worker had been sent, and what it pushed."""
-    value, momentum = noise(tensor.spec.name, size=tensor.spec.num_elems), np.zeros(tensor.spec.num_elems, np.float32)
+    life, round) the value that a worker had been sent, and what it pushed. A slice that is still what was sent takes
+    its gradient as it is, whatever has become of other slices: of infinite values there is no difference."""
+    first = noise(tensor.spec.name, size=tensor.spec.num_elems)
+    slices = [tensor.bounds(index) for index in range(len(tensor.shards))]
+    values = [first[begin:end] for begin, end in slices]
+    momenta = [np.zeros_like(value) for value in values]
     num_steps = 0
     for decision in decisions:
         for member in () if decision.skip else decision.members:
@@ -206,27 +210,33 @@ def compensated_after(
                 continue
             base, pushed = taken[cell]
             num_steps += 1
-            _core.reduce_update(
-                _core.RULES["sgd"],
-                complete_hyper("sgd", HYPERS[FLOATS]),
-                step=num_steps,
-                value=value,
-                state={"momentum_buffer": momentum},
-                contributions=[(pushed, F32, member.weight)],
-                divisor=decision.divisor,
-                dtype=F32,
-                first={"momentum_buffer": num_steps == 1},
-                base=None if base.tobytes() == value.tobytes() else base,
-                compensation=compensation_of(plan),
-            )
-    return value
+            for (begin, end), value, momentum in zip(slices, values, momenta, strict=True):
+                sent = base[begin:end]
+                _core.reduce_update(
+                    _core.RULES["sgd"],
+                    complete_hyper("sgd", HYPERS[FLOATS]),
+                    step=num_steps,
+                    value=value,
+                    state={"momentum_buffer": momentum},
+                    contributions=[(pushed[begin:end], F32, member.weight)],
+                    divisor=decision.divisor,
+                    dtype=F32,
+                    first={"momentum_buffer": num_steps == 1},
+                    base=None if sent.tobytes() == value.tobytes() else sent,
+                    compensation=compensation_of(plan),
+                )
+    return first
 
 
-def norm(plan: Plan, gradients: Sequence[Array]) -> float:
-    """The 2-norm of all that a worker pushes in a round, before the loss scale."""
+def sum_of_squares(gradient: Array) -> float:
+    """What a gradient adds to the square of its contribution's norm."""
     with np.errstate(over="ignore"):
-        squares = sum(float(np.square(gradient.astype(np.float64)).sum()) for gradient in gradients)
-    return math.sqrt(squares) / plan.loss_scale
+        return float(np.square(gradient.astype(np.float64)).sum())
+
+
+def norm(plan: Plan, squares: Iterable[float]) -> float:
+    """The 2-norm, before the loss scale, of gradients whose sums of squares these are."""
+    return math.sqrt(sum(squares)) / plan.loss_scale
 
 
 def transfers(

@@ -131,6 +131,11 @@ class Plan:
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
+    def __post_init__(self) -> None:
+        assert all(round < self.rounds for _, round in self.leaves), (
+            f"{self.leaves}, and the last round is {self.rounds}"
+        )
+
     @property
     def loses_holds(self) -> bool:
         """What shards hold for a checkpoint may go, and not by a fault of who asked for it."""
@@ -320,7 +325,9 @@ def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
         at, for_s = rng.randrange(plan.num_workers), rng.uniform(8.0, 12.0)
         compute_s = tuple(for_s if rank == at else 0.1 for rank in range(plan.num_workers))
         plan = replace(plan, deaths=(), partition=None, mute_heartbeats=False, break_chance=0.0, num_historians=0)
-        plan = replace(plan, compute_s=compute_s, rounds=min(plan.rounds, 4), drops_lost=True, rejoin_s=1.0)
+        rounds = min(plan.rounds, 4)
+        leaves = tuple((rank, round) for rank, round in plan.leaves if round < rounds)
+        plan = replace(plan, compute_s=compute_s, rounds=rounds, leaves=leaves, drops_lost=True, rejoin_s=1.0)
         silences = (Silence(0, of_leader=True, kind="is cut off", after_s=rng.uniform(0.0, 5.0), for_s=600.0),)
     return replace(plan, silences=silences)
 

@@ -18,6 +18,7 @@ from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
 from psstore.types import RowsSpec, Tensor, TensorSpec, complete_hyper, record_bytes
 
+from . import model
 from .model import Array
 from .plan import Plan
 
@@ -114,6 +115,12 @@ def summed(ids: Ids, gradients: Array) -> dict[int, Array]:
     for one, gradient in zip(ids.tolist(), gradients, strict=True):
         sums[one] = sums[one] + gradient if one in sums else gradient
     return sums
+
+
+def sum_of_squares(plan: Plan, spec: TensorSpec, *, rank: int, life: int, round: int) -> float:
+    """What the table adds to the square of its contribution's norm: of each row, of all that was pushed to it."""
+    by_id = summed(*contribution(plan, spec, rank=rank, life=life, round=round))
+    return sum(model.sum_of_squares(row * np.float32(plan.loss_scale)) for row in by_id.values())
 
 
 def pushed(plan: Plan, table: Tensor, ways: Router, *, rank: int, life: int, round: int) -> list[Transfer]:

@@ -76,6 +76,7 @@ class Scenario:
         self.token = TOKEN if plan.with_token else None
         self.archive = Archive()
         self.num_shards = plan.num_shards
+        self._never_waits = plan.mode == "async"
         self._begin(None)
         self.readers: list[SomeReader | Assigner] = []
         """Who goes on until training is over."""
@@ -216,7 +217,7 @@ class Scenario:
                 self.standbys = Standbys(self)
             if plan.silences:
                 self.elections = Elections(self)
-            self.world.run(until=lambda: self._watch() or not self._is_training(), limit_s=LIMIT_S)
+            self.world.run(until=self._is_trained, limit_s=LIMIT_S)
             self.network.break_chance = 0.0
             for reader in self.readers:
                 reader.stopped = True
@@ -224,14 +225,11 @@ class Scenario:
             self.world.run(until=lambda: not self.pending, limit_s=2 * LIMIT_S)
             self.world.run(until=lambda: False, limit_s=self.world.now + QUIET_S)
 
-    def _is_training(self) -> bool:
-        return not self.pending <= self._reader_names
-
-    def _watch(self) -> bool:
+    def _is_trained(self) -> bool:
         """Looked at after every event."""
-        if self.plan.mode == "async":
+        if self._never_waits:
             assert self.coordinator.rounds.next_wake() is None, "asynchronous, and yet a commit waits"
-        return False
+        return self.pending <= self._reader_names
 
     def _start_auditor(self) -> None:
         """The network is calm from now on."""

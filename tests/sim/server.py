@@ -126,6 +126,9 @@ class Server:
         self.stands_still_until = 0.0
         """Nothing is done here before."""
         self.ends: dict[int, ServerEnd] = {}
+        self._replied: set[int] = set()
+        """Those that were given replies by others, which are not sent yet."""
+        self._take_ready = self.service.data.take_ready
         self.leader: LeaderEnd | None = None
         """Where the shard is that this is a standby of."""
         self._ids = itertools.count(1)
@@ -202,6 +205,7 @@ class Server:
                 continue
             if isinstance(output, Send):
                 end.protocol.reply(output.pieces)
+                self._replied.add(output.conn)
             else:
                 self.world.say(f"shard {self.service.identity.shard} closes {output.conn}: {output.reason}")
                 self.deliver()
@@ -215,8 +219,13 @@ class Server:
         self.arm()
 
     def deliver(self) -> None:
-        """Sends what need not wait for standbys."""
-        for end in self.ends.values():
+        """Sends what need not wait for standbys, as the poller does."""
+        ready = self._take_ready() | self._replied
+        if not ready:
+            return
+        self._replied.clear()
+        for conn in sorted(ready & self.ends.keys()):
+            end = self.ends[conn]
             if replies := end.take_replies():
                 end.connection.to_client.write(replies)
 
@@ -245,7 +254,7 @@ class ServerEnd:
     connection: Connection
     protocol: _core.ServerProtocol
     take_replies: Callable[[], Sequence[Piece]]
-    """The protocol's: bound once, as every end is asked after each frame of any."""
+    """The protocol's: bound once."""
 
     def __init__(self, server: Server, conn: int) -> None:
         self.id = conn

@@ -152,7 +152,7 @@ def test_promises_hold_where_readers_follow_for_seeds_from(first: int) -> None:
 def test_promises_hold_where_contributions_are_refused_for_seeds_from(first: int) -> None:
     refusals = [
         (told.refused, told.skip)
-        for history in histories(map(guarded_plan_of, range(first, first + BATCH)), "--norms ")
+        for history in histories(batch(guarded_plan_of, first), "--norms ")
         for told in history.commits.values()
         if told.refused is not None
     ]
@@ -194,6 +194,18 @@ def test_a_newcomer_that_waited_long_enough_is_told_whose_round_it_waited_for() 
 
 def test_a_standby_that_was_asked_for_deadlines_at_other_times_is_what_its_shard_is() -> None:
     run_and_check(voting_plan_of(92))
+
+
+def test_who_leaves_does_so_before_the_end_where_long_steps_make_it_an_early_one() -> None:
+    run_and_check(voting_plan_of(10552))
+
+
+def test_a_store_whose_workers_died_before_they_gave_it_values_has_none() -> None:
+    run_and_check(plan_of(10894))
+
+
+def test_a_slice_with_infinite_values_that_is_still_what_was_sent_is_not_compensated() -> None:
+    run_and_check(falling_plan_of(10990))
 
 
 def test_same_seed_gives_the_same_run() -> None:

@@ -34,15 +34,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     bytes: int
     base_bytes: int
+    standby_bytes: int
+    """That standbys hold of the values, and are sent of each worker's gradients in a step."""
     slices: int
     largest_over_mean: float
     """Bytes of the largest shard over the mean: how much longer it takes than with perfect balance."""
     shards: tuple[ShardPlan, ...]
 
 
-def plan_of(specs: Sequence[TensorSpec], num_shards: int, *, num_workers: int = 1) -> Plan:
+def plan_of(specs: Sequence[TensorSpec], num_shards: int, *, num_workers: int = 1, num_standbys: int = 0) -> Plan:
     """What a store of so many shards does with these tensors, created in one call. `num_workers`: of whom each has a
-    base of a tensor that is compensated. Raises BadArgument."""
+    base of a tensor that is compensated. `num_standbys`: of each shard. Raises BadArgument."""
     from psstore.partition.placement import place
     from psstore.partition.slicing import num_slices, slice_elems
     from psstore.types import ITEM_BYTES
@@ -67,6 +69,7 @@ def plan_of(specs: Sequence[TensorSpec], num_shards: int, *, num_workers: int = 
         parameters=sum(spec.num_elems for spec in specs),
         bytes=sum(sizes),
         base_bytes=sum(base_sizes),
+        standby_bytes=num_standbys * sum(sizes),
         slices=len(sizes),
         largest_over_mean=max(loads) * num_shards / sum(loads) if sum(loads) else 1.0,
         shards=tuple(
@@ -105,6 +108,9 @@ def plan(
             min=1, metavar="WORKERS", help="Count what shards keep at most to compensate so many workers' gradients."
         ),
     ] = None,
+    standbys: Annotated[
+        int, typer.Option(min=0, max=1, help="Count what standbys hold, and are sent: 1 beside each shard.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a model's tensors are cut into slices and placed on shards."""
@@ -120,7 +126,7 @@ def plan(
             TensorSpec(name=name, shape=shape, dtype=dtype, rule="sgd", compensation=compensation)
             for name, shape in chosen.items()
         ]
-        planned = plan_of(specs, shards, num_workers=compensated or 1)
+        planned = plan_of(specs, shards, num_workers=compensated or 1, num_standbys=standbys)
     except PsstoreError as error:
         fail(error.message)
     if as_json:
@@ -146,6 +152,13 @@ def _choose(shapes: Path | None, model: str | None) -> Mapping[str, Shape]:
 BAR_WIDTH = 30
 
 
+def _of_standbys(planned: Plan) -> str:
+    if not planned.standby_bytes:
+        return ""
+    megabytes = f"{planned.standby_bytes / 1e6:,.1f} MB"
+    return f"\nstandbys: {megabytes} of values more, and rule state; as much is sent on in a step, for each worker"
+
+
 def _show(planned: Plan, title: str, dtype: str) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -154,7 +167,7 @@ def _show(planned: Plan, title: str, dtype: str) -> None:
         title=f"{title}: {planned.parameters:,} {dtype} parameters in {planned.tensors} tensors and"
         f" {planned.slices} slices on {len(planned.shards)} shards",
         title_justify="left",
-        caption=f"largest shard / mean: {planned.largest_over_mean:.4f}",
+        caption=f"largest shard / mean: {planned.largest_over_mean:.4f}" + _of_standbys(planned),
         caption_justify="left",
     )
     has_bases = planned.base_bytes > 0

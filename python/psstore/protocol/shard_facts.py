@@ -84,7 +84,9 @@ class ShardFacts:
             raise BadSignature("DEFINE carries a fact that is no definition")
 
     def define_tensor(self, tensor: Tensor) -> None:
-        """Makes the slots that the shard is to have of it."""
+        """Makes the slots that the shard is to have of it, if it has not: each client says what tensors there are."""
+        if self.tensors.get(tensor.id) == tensor:
+            return
         mine = []
         for index, shard in enumerate(tensor.shards):
             if shard == self._index:

@@ -138,7 +138,7 @@ class ApartGroup:
         for line in told:
             what, _, rest = line.partition(" ")
             if what == READY:
-                self._ready()
+                self._ready(rest)
             elif what == IN_SYNC:
                 self._in_sync = True
                 if not rest or rest != self._asked:
@@ -235,14 +235,14 @@ class ApartGroup:
         self._child = None
         self._ask_at = math.inf
 
-    def _ready(self) -> None:
+    def _ready(self, version: str) -> None:
         self._is_ready = True
         if not self.leads:
             self.leads, self._in_sync = True, False
             self._ask_at = math.inf
             assert self._child is not None
             self._child.name = self._name
-            _log.warning("%s is led here from now on", self._name)
+            _log.warning("%s is led here, from version %s on", self._name, version)
 
     def _ended(self, child: ShardProcess) -> str | None:
         fate, was_in_sync = child.fate(), self._in_sync

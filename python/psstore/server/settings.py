@@ -27,7 +27,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 READY = "ready"
-"""What a shard reports when it serves; anything else before that is why it can't."""
+"""What a shard reports, with its version, when it serves; anything else before that is why it can't."""
 
 IN_SYNC, LOST = "in-sync", "lost"
 """What a shard reports, with the client that its standby is: from now on that one may lead; it is out of reach."""

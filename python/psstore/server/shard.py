@@ -151,7 +151,7 @@ async def serve(settings: ShardSettings) -> None:
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     if settings.follows is None or not settings.follows.place:
         listen(server, sockets)
-    report(READY)
+    report(READY, str(service.shard.version))
     await stopped.wait()
     service.standbys.on_lost = lambda client: None  # it is this process that goes, and a standby may lead
     orders.catch_up()

@@ -137,7 +137,7 @@ class ShardGroups:
                 self._wish = int(rest)
             elif what == READY and group.led_at is not None:
                 waited_s, group.led_at = time.monotonic() - group.led_at, None
-                _log.warning("%s serves again, %.2f s after that", child.name, waited_s)
+                _log.warning("%s serves again, from version %s on, %.2f s after that", child.name, rest, waited_s)
             else:
                 _log.warning("%s: %s", child.name, line)
         return None

@@ -503,13 +503,16 @@ class Supervisor:
         told = child.told()
         if told is None:
             raise BadArgument(f"{child.fate()} before it was ready; its messages are above")
+        is_ready = False
         for line in told:
             what, _, rest = line.partition(" ")
             if what == RESHARD:
                 wishes.append(int(rest))
-            elif what != READY:
+            elif what == READY:
+                is_ready = True
+            else:
                 raise BadArgument("\n".join(told))
-        return READY in told
+        return is_ready
 
     def _await_end(self, site: Site, selector: selectors.BaseSelector) -> Ending:
         """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
