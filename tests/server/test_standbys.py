@@ -77,7 +77,9 @@ def create(store: Store) -> None:
     store.create("count", np.zeros(8, F32), rule="add")
 
 
-def test_who_trains_notices_nothing_but_the_delay(served: StoreProcess, transport: str) -> None:
+def test_who_trains_notices_nothing_but_the_delay(
+    served: StoreProcess, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with connect(served, transport) as store, connect(served, transport, role="client") as reader:
         create(store)
         for killed, shard in enumerate((1, 0, 0, 1), start=1):
@@ -95,6 +97,10 @@ def test_who_trains_notices_nothing_but_the_delay(served: StoreProcess, transpor
     since = [int(version) for version in re.findall(r"serves again, from version (\d+) on, \d+\.\d\d s after", log)]
     behind = [version - led for version, led in zip((3, 8, 13, 18), since, strict=True)]
     assert set(behind) <= {0, 1}, since  # a shard hears of the last decision with the next push
+    said = [record.getMessage() for record in caplog.records if record.name == "psstore.client"]
+    assert {re.sub(r"[\d.]+ s after .*", "N s ", line) for line in said} == {
+        f"shard {k} serves again, N s " for k in (0, 1)
+    }, said
 
 
 def test_momentum_is_the_same_in_the_end(served: StoreProcess) -> None:

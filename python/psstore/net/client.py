@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import logging
 import math
 import os
 import random
@@ -24,6 +25,8 @@ from psstore.net.sockets import choose_congestion_control
 from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.requests import Future
 from psstore.protocol.session import Session
+
+_log = logging.getLogger("psstore.client")
 
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
@@ -167,7 +170,7 @@ class Reconnector:
     async def _stay_connected(self) -> None:
         backoff_s, outage = FIRST_BACKOFF_S, Outage(self._loop.time())
         while self.session.failure is None:
-            if await self._connect_once():
+            if await self._connect_once(outage):
                 backoff_s, outage = FIRST_BACKOFF_S, Outage(self.session.keepalive.asked_at or self._loop.time())
             else:
                 outage.attempted(self._loop.time(), refused=self._refused)
@@ -194,6 +197,16 @@ class Reconnector:
                 self.session.give_up(error)
         return left_s
 
+    def _say_back(self, outage: Outage) -> None:
+        """One line for all channels: of a store with standbys, all that a worker notices of a takeover."""
+        if self.session.channel == 0:
+            _log.warning(
+                "shard %d serves again, %.2f s after the connection to it was lost (%s)",
+                self.session.shard,
+                self._loop.time() - outage.since,
+                self.session.address,
+            )
+
     def _tick(self, now: float) -> None:
         if self._connection is None:
             self.session.tick(now)
@@ -215,14 +228,18 @@ class Reconnector:
             ago_s = self._loop.time() - heard_at
             hint = f"last heard {ago_s:.1f} s ago" + (f": {said}" if said else "")
         what = f"shard {session.shard}" if heard_at else "the store"
+        if heard_at and self._has_two_hosts:
+            hint += (
+                "; if one of its two hosts is gone for good, `psstore promote` has the other lead (docs/failures.md)"
+            )
         return StoreUnreachable(
             f"no connection to {what} at {session.address} in {tried_s:.1f} s ({self.trouble}); {hint}",
             address=session.address,
             tried_s=tried_s,
         )
 
-    async def _connect_once(self) -> bool:
-        """Connects and stays until the connection is lost. True: the handshake succeeded."""
+    async def _connect_once(self, outage: Outage) -> bool:
+        """Connects and stays until the connection is lost. True: the handshake succeeded, which ended the outage."""
         try:
             connection = await self._dial()
         except (BadArgument, TlsFailed) as error:  # our own token or certificates can't be used
@@ -248,6 +265,8 @@ class Reconnector:
             self._deadline_timer.update()  # the session may be watched
             if not self.first_up.done():
                 self.first_up.set_result(None)
+            else:
+                self._say_back(outage)
             if self._on_up is not None:
                 self._on_up(connection)
         await asyncio.wait((connection.lost,))  # not `await lost`: our end must not be taken for its end
