@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -108,6 +109,13 @@ def in_threads(calls: Sequence[Callable[[], object]]) -> None:
         assert not thread.is_alive(), "a worker hangs"
     if failures:
         raise failures[0]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + JOIN_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0)
 
 
 def on_each_worker(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -29,6 +28,7 @@ from tests.torch.support import (
     in_threads,
     num_bytes,
     on_each_worker,
+    until,
 )
 
 STEPS = 6
@@ -40,13 +40,6 @@ def eager(model: nn.Module, store: psstore.Store, factory: OptimizerFactory = MO
     return DistributedOptimizer(
         factory(model.parameters()), store, named_parameters=model.named_parameters(), overlap="eager"
     )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + JOIN_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0)
 
 
 # ---- the same results ----

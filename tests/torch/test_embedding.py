@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 import psstore
 from psstore.client.store import Store
-from psstore.errors import BadArgument, BadHyper, UsageError
+from psstore.errors import BadArgument, BadHyper, DeadlineExceeded, UsageError
 from psstore.torch import DistributedOptimizer, Embedding
 from tests.kernels.parity import exact_square_root
 from tests.support.cluster import at_once
@@ -250,6 +250,28 @@ def test_zero_grad_forgets_gradients_and_no_pass_that_still_gets_one(store: Stor
     later.backward()
     optimizer.step()
     assert torch.equal(first_rows(store, "items")[[1, 2], 0], torch.tensor([0.0, -1.0]))
+
+
+def test_after_a_step_that_failed_zero_grad_leaves_the_next_pass_its_gradients(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round was committed, and its values did not come."""
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
+    model = Model(items)
+    optimizer = distributed(model, items, store)
+
+    def fail(*_: object, **__: object) -> None:
+        raise DeadlineExceeded("no values came")
+
+    (items(torch.tensor([1])).sum() + model.head.weight.sum()).backward()
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "pull_many", fail)
+        with pytest.raises(DeadlineExceeded):
+            optimizer.step()
+    optimizer.zero_grad()
+    (items(torch.tensor([2])).sum() + model.head.weight.sum()).backward()
+    optimizer.step()
+    assert torch.equal(first_rows(store, "items")[[1, 2], 0], torch.tensor([-1.0, -1.0]))
 
 
 def test_hyper_parameters_are_read_at_every_step(store: Store) -> None:

@@ -405,6 +405,7 @@ class Store(_Face):
     stop = _blocking(Operations.stop)
 
     start_push_many = _started(Operations.push_many, DirectCalls.start_push_many, PacedCalls.start_push_many)
+    start_push_rows = _started(Operations.push_rows)
     start_commit = _started(Operations.commit)
     start_pull_many = _started(Operations.pull_many, DirectCalls.start_pull_many, PacedCalls.start_pull_many)
     start_finish = _started(Operations.finish)

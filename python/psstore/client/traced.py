@@ -220,4 +220,5 @@ class TracedStore(Store):
     pull_rows = _noted(Store.pull_rows, of_last_round=True)
 
     start_push_many = _noted_start(Store.start_push_many, "push_many")
+    start_push_rows = _noted_start(Store.start_push_rows, "push_rows")
     start_pull_many = _noted_start(Store.start_pull_many, "pull_many", of_last_round=True)

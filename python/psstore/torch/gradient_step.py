@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,7 @@ class GradientStep(ABC):
     def __init__(self, training: Training) -> None:
         self._training = training
         self._gradients = Gradients(training.store, overlap=training.overlap)
+        training.tables.watch(overlap=training.overlap)
         self._committed: CommittedRound | None = None
 
     @abstractmethod
@@ -71,6 +72,7 @@ class GradientStep(ABC):
 
     def retire(self) -> None:
         self._gradients.retire()
+        self._training.tables.retire()
 
     @property
     def shares_next(self) -> bool:
@@ -136,11 +138,14 @@ class GradientStep(ABC):
         first = self._training.trained[0].parameter
         return torch.tensor(committed.norm, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self._gradients.no_sync()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with self._gradients.no_sync(), self._training.tables.no_sync():
+            yield
 
     def expect_loss_scale(self, loss_scale: float) -> None:
         self._gradients.expect_loss_scale(loss_scale)
+        self._training.tables.expect_loss_scale(loss_scale)
 
     def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
         return self._gradients.residuals()
@@ -167,7 +172,7 @@ class GradientStep(ABC):
             tables.withhold()
         else:
             present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
-            rows = tables.push(loss_scale=overflow.loss_scale)
+            rows = tables.complete(loss_scale=overflow.loss_scale)
         commit = training.store.commit(
             {**hypers, **tables.hypers()},
             weight=training.weight,

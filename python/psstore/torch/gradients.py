@@ -56,7 +56,7 @@ class Gradients:
         self._hooks: list[RemovableHandle] = []
         self._snapshot_hooks: list[RemovableHandle] = []
         """Hooks of the first rounds on parameters whose gradients `complete` sends, to find changes of these, too."""
-        weakref.finalize(self, _remove, self._hooks, self._snapshot_hooks)
+        weakref.finalize(self, remove, self._hooks, self._snapshot_hooks)
         self._lock = threading.Lock()
         """Orders the hooks; guards the five below."""
         self._arrived: dict[str, GradientSnapshot] = {}
@@ -85,9 +85,9 @@ class Gradients:
         takes_snapshots = self._refuses_edits and self._rounds < CHECKED_ROUNDS
         for name, parameter in parameters.items():
             if self._is_early(parameter):
-                self._hooks.append(_hook(weakref.WeakMethod(self._on_gradient), name, parameter))
+                self._hooks.append(hook(weakref.WeakMethod(self._on_gradient), name, parameter))
             elif takes_snapshots and parameter.requires_grad:
-                self._snapshot_hooks.append(_hook(weakref.WeakMethod(self._take_snapshot), name, parameter))
+                self._snapshot_hooks.append(hook(weakref.WeakMethod(self._take_snapshot), name, parameter))
 
     def retire(self) -> None:
         """Stops sending while backward runs."""
@@ -155,7 +155,7 @@ class Gradients:
             self._completed = GradientSnapshots({})
             self._rounds += 1
             if self._rounds == CHECKED_ROUNDS:
-                _remove(self._snapshot_hooks)
+                remove(self._snapshot_hooks)
 
     def residuals(self) -> dict[torch.Tensor, torch.Tensor]:
         """What this worker's codecs have kept back so far, by parameter."""
@@ -170,17 +170,13 @@ class Gradients:
     # ---- while backward runs ----
 
     def _is_early(self, parameter: torch.Tensor) -> bool:
-        """Whether this parameter's gradient is pushed while backward runs. A push into shared memory is a copy, by a
-        processor that backward could use: with two workers on two cores, hooks and hand-overs between threads were a
-        seventh of a step (docs/performance.md, Training). On one device it is a copy of a microsecond for a megabyte,
-        and hooks are four fifths of what Python does for a step."""
+        """Whether this parameter's gradient is pushed while backward runs. On a device that shards share a push is a
+        copy of a microsecond for a megabyte, and hooks are four fifths of what Python does for a step."""
         if not parameter.requires_grad:  # a part: its DTensor has the gradient
             return False
         if self._overlap == "auto" and parameter.is_cuda:
             return not self._store.shares_device(parameter.detach())
-        if self._overlap == "auto":
-            return not (parameter.is_cpu and self._store.shares_memory)
-        return self._overlap == "backward"
+        return pushes_during_backward(self._overlap, self._store, from_memory=parameter.is_cpu)
 
     def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
         """Called by the hooks. Does not raise a transport error in backward: `complete` pushes again, and raises it."""
@@ -328,7 +324,7 @@ class Gradients:
     def _stop(self) -> None:
         """Leaves all sending to `complete`."""
         self._overlap = "none"
-        _remove(self._hooks, self._snapshot_hooks)
+        remove(self._hooks, self._snapshot_hooks)
 
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         for kind in set(map(type, gradients.values())) - PLAIN:
@@ -347,7 +343,14 @@ class Gradients:
         return {name: gradient.to_dense() for name, gradient in gradients.items()}
 
 
-def _hook(
+def pushes_during_backward(overlap: str, store: Store, *, from_memory: bool) -> bool:
+    """Whether gradients are pushed while backward runs. `from_memory`: they are in main memory. A push into shared
+    memory is a copy, by a processor that backward could use: with two workers on two cores, hooks and hand-overs
+    between threads were a seventh of a step (docs/performance.md, Training)."""
+    return not (from_memory and store.shares_memory) if overlap == "auto" else overlap == "backward"
+
+
+def hook(
     taking: weakref.WeakMethod[Callable[[str, torch.Tensor], None]], name: str, parameter: torch.Tensor
 ) -> RemovableHandle:
     """Called when backward is done with this parameter's gradient."""
@@ -361,7 +364,7 @@ def _hook(
     return handle
 
 
-def _remove(*kinds: list[RemovableHandle]) -> None:
+def remove(*kinds: list[RemovableHandle]) -> None:
     for hooks in kinds:
         for hook in hooks:
             hook.remove()

@@ -96,7 +96,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             under 'compression'. It is read when a parameter is first trained, and must be alike on every worker. What
             codecs lose of gradients is kept on each worker, and is part of its `state_dict()`.
         tables: `psstore.torch.Embedding` and `EmbeddingBag` modules of the same store, whose rows are trained in the
-            same rounds: what backward leaves of them is pushed in step(), and clipped with the rest. Each has a
+            same rounds: what backward leaves of them is pushed as `overlap` says, and clipped with the rest. Each has a
             parameter group of its own, the last ones, which has its hyper-parameters and no parameters. Not with
             overlap='eager', mode='average', or parameters that are DTensors.
         exist: what to do with tensors of these names that the store has already: 'match' goes on training them, and
@@ -375,7 +375,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def compresses(self) -> bool:
         """Whether gradients or values may travel in codecs."""
-        return may_compress(self.param_groups, self._training.compression)
+        tables = self._training.tables.tables
+        coded = any(one.pushes_in_a_codec for one in tables)
+        return coded or may_compress(self.param_groups, self._training.compression)
 
     @property
     def overlap(self) -> Overlap:
@@ -571,7 +573,7 @@ def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> S
         raise UsageError(f"max_norm can't be had with {what}, where not every gradient is waited for: leave it out")
     if training.tables.tables and (training.overlap == "eager" or mode == "average" or training.has_parts):
         what = "DTensors" if training.has_parts else "mode='average'" if mode == "average" else "overlap='eager'"
-        raise UsageError(f"tables= can't be had with {what} yet: rows are pushed in step(), each worker's own")
+        raise UsageError(f"tables= can't be had with {what} yet: rows are pushed before the commit, each worker's own")
     if mode == "average":
         if training.has_parts:
             raise UsageError("mode='average' is for workers with whole models, and these have parts: leave it out")

@@ -1,18 +1,53 @@
-"""TableGradients: what backward has left of an optimizer's tables, on its way to the store."""
+"""TableGradients: what backward has left of an optimizer's tables, on its way to the store.
+
+A hook on each table's anchor is called when a backward pass is done with all lookups of the table, and pushes what they
+have left while the pass is still at the layers before them, as gradients.py does for parameters. What counts is what
+`complete()` finds: where more has been left since the push, all of it is pushed again, which replaces the first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from psstore.client.compression.rows import KeptBack
 from psstore.client.store import Store
-from psstore.errors import UsageError
-from psstore.torch.table_module import TableModule
+from psstore.errors import StoreClosed, UsageError
+from psstore.torch.change_detection import GradientSnapshot
+from psstore.torch.gradients import hook, pushes_during_backward, remove
+from psstore.torch.table_module import RowGradients, TableModule
+
+
+class _Sent(NamedTuple):
+    """A push of a table that was begun while backward ran."""
+
+    round: int
+    loss_scale: float
+    snapshots: Sequence[GradientSnapshot]
+    """Each lookup's gradients, in the order in which they were left."""
+    done: Future[None]
+
+    def begins(self, left: Sequence[RowGradients]) -> bool:
+        """Whether what is left now was begun by what was sent, and not anew."""
+        return bool(left) and self.snapshots[0].gradient is left[0].gradients
+
+    def has_all(self, left: Sequence[RowGradients]) -> bool:
+        """Whether it is what is left now."""
+        return len(self.snapshots) == len(left) and all(
+            seen.is_unchanged(one.gradients) for seen, one in zip(self.snapshots, left, strict=True)
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        return self.done.cancelled() or self.done.exception() is not None
 
 
 class TableGradients:
@@ -39,28 +74,101 @@ class TableGradients:
             one.attach(self._threads.submit)
         self._num_sent = [0] * len(self.tables)
         """How many of each table's gradients the round that was committed last has."""
+        self._hooks: dict[str, list[RemovableHandle]] = {one.table: [] for one in self.tables}
+        """By table: one for each that is pushed while backward runs."""
+        weakref.finalize(self, remove, *self._hooks.values())
+        self._lock = threading.Lock()
+        """Orders the hooks; guards what was sent."""
+        self._sent: dict[str, _Sent] = {}
+        """Each table's last push that was begun by a hook."""
+        self._no_sync_depth = 0
+        self._loss_scale = 1.0
+        """Factor by which gradients are larger than the real ones, as far as is known before `complete`."""
 
-    def push(self, *, loss_scale: float) -> list[str]:
-        """Sends what backward passes have left, each table's as one contribution, and returns the tables that have
-        any. Those of one row are added in the order of the lookups, as torch has the parts of a sparse gradient.
-        `loss_scale`: of the gradients, for codecs."""
+    def watch(self, *, overlap: str) -> None:
+        """Pushes while backward runs from now on, where dense gradients in main memory are: see `Gradients`."""
+        self.retire()
+        self._sent.clear()
+        if pushes_during_backward(overlap, self._store, from_memory=True):
+            for one in self.tables:
+                self._hooks[one.table].append(hook(weakref.WeakMethod(self._on_left), one.table, one.anchor))
+
+    def retire(self) -> None:
+        """Stops pushing while backward runs."""
+        remove(*self._hooks.values())
+
+    def expect_loss_scale(self, loss_scale: float) -> None:
+        """Announces the factor by which the next gradients are likely to be larger than the real ones."""
+        self._loss_scale = loss_scale
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside the context only leave gradients; they are pushed with the next pass's."""
+        self._no_sync_depth += 1
+        try:
+            yield
+        finally:
+            self._no_sync_depth -= 1
+
+    def complete(self, *, loss_scale: float) -> list[str]:
+        """Pushes what backward passes have left and the store does not have yet, each table's as one contribution, and
+        blocks until it has all of it. Returns the tables that have any. `loss_scale`: of the gradients, for codecs."""
         self._await_kept()
-        pushed = []
+        self._await_sent()
+        self._loss_scale = loss_scale
+        present = []
         for index, one in enumerate(self.tables):
             self._num_sent[index] = len(one.left)
             if one.left:
-                in_order = sorted(one.left, key=lambda left: left.lookup)
-                ids = torch.cat([left.ids for left in in_order])
-                gradients = torch.cat([left.gradients for left in in_order])
-                codec = one.compression.push
-                self._store.push_rows(one.table, ids, gradients, codec=codec, loss_scale=loss_scale)
-                pushed.append(one.table)
-        return pushed
+                if not self._has(one):
+                    self._start_push(one, one.left).result()
+                present.append(one.table)
+        return present
 
     def withhold(self) -> None:
-        """Sends nothing: all workers skip the round."""
+        """Has nothing count of what there is: all workers skip the round."""
         self._await_kept()
+        self._await_sent()
         self._num_sent = [len(one.left) for one in self.tables]
+
+    def _on_left(self, table: str, anchor: torch.Tensor) -> None:
+        """Called by the hooks, when a backward pass has left what it leaves of a table. Does not raise a transport
+        error in backward: `complete` pushes again, and raises it."""
+        index, one = next((index, one) for index, one in enumerate(self.tables) if one.table == table)
+        round = self._store.round
+        with self._lock:
+            left, sent = one.left[self._num_sent[index] :], self._sent.get(table)
+            if self._no_sync_depth or not left or not all(each.gradients.is_cpu for each in left):
+                return  # to copy from a device, backward would wait for what it has queued there
+            if sent is not None and (not sent.done.done() or (sent.round == round and sent.begins(left))):
+                return  # gradients accumulate: to send them each time would be in vain
+            with suppress(StoreClosed):
+                snapshots = [GradientSnapshot.of(each.gradients, round=round) for each in left]
+                self._sent[table] = _Sent(round, self._loss_scale, snapshots, self._start_push(one, left))
+
+    def _start_push(self, one: TableModule, left: Sequence[RowGradients]) -> Future[None]:
+        """Gradients of one row are added in the order of the lookups, as torch has the parts of a sparse gradient."""
+        in_order = sorted(left, key=lambda each: each.lookup)
+        ids = torch.cat([each.ids for each in in_order])
+        gradients = torch.cat([each.gradients for each in in_order])
+        return self._store.start_push_rows(
+            one.table, ids, gradients, codec=one.compression.push, loss_scale=self._loss_scale
+        )
+
+    def _has(self, one: TableModule) -> bool:
+        """Whether the store has what is left of a table. Stops pushing it early where that was in vain."""
+        with self._lock:
+            sent = self._sent.get(one.table)
+        if sent is None or sent.round != self._store.round or not sent.begins(one.left):
+            return False
+        if not sent.has_all(one.left):
+            remove(self._hooks[one.table])
+            return False
+        return not sent.has_failed and (sent.loss_scale == self._loss_scale or not one.pushes_in_a_codec)
+
+    def _await_sent(self) -> None:
+        """Blocks until pushes that hooks have begun are over, however they end."""
+        wait([sent.done for sent in self._sent.values()])
 
     def _await_kept(self) -> None:
         """Nobody else may read between a commit and the norm of its round, which whoever reads would ask for."""
@@ -135,8 +243,11 @@ class TableGradients:
         for index, one in enumerate(self.tables):
             del one.left[: self._num_sent[index]]
             self._num_sent[index] = 0
+        with self._lock:  # some may be of the next round already, where this one's end had failed before
+            self._sent = {table: sent for table, sent in self._sent.items() if sent.round == self._store.round}
 
     def zero(self) -> None:
         """Drops what there is, as zero_grad() does."""
-        for one in self.tables:
+        for index, one in enumerate(self.tables):
             one.left.clear()
+            self._num_sent[index] = 0

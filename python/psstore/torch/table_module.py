@@ -1,7 +1,7 @@
 """TableModule: a module whose rows are a table of the store, and no parameter of the model.
 
-A forward pass pulls the rows of its batch, and backward leaves a gradient for each row that it was asked for, which is
-pushed, and counts, in the step of the DistributedOptimizer that was given the module (table_gradients.py). What is made
+A forward pass pulls the rows of its batch, and backward leaves a gradient for each row that it was asked for, which the
+DistributedOptimizer that was given the module pushes, and which counts in its step (table_gradients.py). What is made
 of the rows is up to the subclasses: embedding.py, embedding_bag.py.
 """
 
@@ -62,20 +62,20 @@ class _Coming(NamedTuple):
 
 class _Lookup(torch.autograd.Function):
     """Hands rows to a graph, and tells of the gradient that comes back. Its first argument takes no part, but that it
-    requires a gradient."""
+    requires a gradient: it gets a zero of each lookup, and so has its gradient when a pass is done with all of them."""
 
     @staticmethod
     def forward(
         ctx: Any, anchor: torch.Tensor, rows: torch.Tensor, leave: Callable[[torch.Tensor], None]
     ) -> torch.Tensor:
-        ctx.leave = leave
+        ctx.anchor, ctx.leave = anchor, leave
         return rows
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         ctx.leave(gradient)
-        return None, None, None
+        return torch.zeros_like(ctx.anchor), None, None
 
 
 class TableModule(torch.nn.Module):
@@ -154,7 +154,8 @@ class TableModule(torch.nn.Module):
         """Rows as the last step left them, of lookups that have not been made yet."""
         self._start: Start | None = None
         self._num_lookups = 0
-        self._anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), requires_grad=True)
+        """Its gradient, a zero, is accumulated when a backward pass has left all that it will of this table."""
         self._store = store
         self._cache_bytes = cache_bytes
         store.create_table(
@@ -194,7 +195,7 @@ class TableModule(torch.nn.Module):
             rows[ids == self.padding_idx] = 0.0
         self._num_lookups += 1
         apply: Callable[..., torch.Tensor] = _Lookup.apply
-        return apply(self._anchor, rows, partial(self._leave, ids.reshape(-1), self._num_lookups))
+        return apply(self.anchor, rows, partial(self._leave, ids.reshape(-1), self._num_lookups))
 
     def weight_of(self, num_embeddings: int) -> torch.Tensor:
         """The rows of all ids below `num_embeddings` as of one decision, (num_embeddings, dim) of `lookup_dtype` on the

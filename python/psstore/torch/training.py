@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -27,10 +27,12 @@ from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMis
 from psstore.torch.param_groups import GradientOptions, compression_for
 from psstore.torch.parameters import Names, Trained, gradient_name, mark_written, trainable
 from psstore.torch.parts import is_first_of_copies
-from psstore.torch.table_gradients import TableGradients
 from psstore.torch.warnings import quoted, warn, with_hint
 from psstore.types import TensorSpec
 from psstore.wire.messages import Exist
+
+if TYPE_CHECKING:
+    from psstore.torch.table_gradients import TableGradients
 
 Overlap = Literal["auto", "backward", "eager", "none"]
 """When gradients are sent. 'backward': while backward runs. 'eager': while backward runs, and new parameters come back
