@@ -143,7 +143,7 @@ def torn_rounds_are_told_to_everybody(plan: Plan, history: History) -> None:
             continue
         left = outcome == "finished" and who.startswith(tuple(content))
         if plan.is_elastic and plan.partition is not None:  # the others went on without the one that was cut off
-            is_replaced = outcome.startswith(("StaleIncarnation", "DeadlineExceeded"))  # or reads what never comes
+            is_replaced = outcome.startswith(("StaleIncarnation", "NotAWorker", "DeadlineExceeded"))  # or reads in vain
             left |= who.startswith(f"worker {plan.partition[0]}.") and is_replaced
         assert left or outcome.startswith("TornRound"), f"{history.torn}, and {who} met {outcome}"
     rank, round = history.torn.details["rank"], history.torn.details["round"]
