@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from operator import attrgetter
 
 import torch
@@ -22,6 +22,7 @@ from psstore.client.device.arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.change_detection import CHECKED_ROUNDS, GradientSnapshot, GradientSnapshots, SentGradients, checksum
+from psstore.torch.early_pushes import EarlyPushes, hook, pushes_during_backward, remove
 from psstore.torch.parts import is_dtensor
 from psstore.torch.warnings import quoted, warn
 
@@ -39,7 +40,7 @@ GRADIENT, LAYOUT = attrgetter("grad"), attrgetter("layout")
 """For thousands of tensors at once: a line of Python for each takes half as long again."""
 
 
-class Gradients:
+class Gradients(EarlyPushes):
     """The gradients of some parameters, under the names of their tensors in the store.
 
     Hooks do not keep it alive, and end with it. They may run in several threads, as backward does on several devices;
@@ -49,6 +50,7 @@ class Gradients:
     def __init__(self, store: Store, *, overlap: str) -> None:
         """`overlap`: 'backward' pushes while it runs, 'none' all in `complete()`, as they are then; 'auto' does what is
         best for each."""
+        super().__init__()
         self._store = store
         self._overlap = overlap
         self._takes_edits = overlap == "none"
@@ -70,11 +72,8 @@ class Gradients:
         self._bucket_bytes = 0
         self._completed = GradientSnapshots({})
         """Gradients as the last `complete` or `withhold` saw them."""
-        self._no_sync_depth = 0
         self._codecs: dict[str, str] = {}
         """Codecs other than 'none', by name."""
-        self._loss_scale = 1.0
-        """Factor by which gradients are larger than the real ones, as far as is known before `complete`."""
         self._rounds = 0
         self._densified = False
 
@@ -93,19 +92,6 @@ class Gradients:
         """Stops sending while backward runs."""
         with self._lock:
             self._stop()
-
-    def expect_loss_scale(self, loss_scale: float) -> None:
-        """Announces the factor by which the next gradients are likely to be larger than the real ones."""
-        self._loss_scale = loss_scale
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside the context only accumulate; their gradients are pushed with the next pass's."""
-        self._no_sync_depth += 1
-        try:
-            yield
-        finally:
-            self._no_sync_depth -= 1
 
     def complete(self, *, rewritten: bool = False, loss_scale: float = 1.0) -> list[str]:
         """Pushes every gradient that the store does not have as it is here, and blocks until all pushes are
@@ -341,31 +327,3 @@ class Gradients:
                 " tensors. sparse=False at the embedding makes it dense from the start. This is said once"
             )
         return {name: gradient.to_dense() for name, gradient in gradients.items()}
-
-
-def pushes_during_backward(overlap: str, store: Store, *, from_memory: bool) -> bool:
-    """Whether gradients are pushed while backward runs. `from_memory`: they are in main memory. A push into shared
-    memory is a copy, by a processor that backward could use: with two workers on two cores, hooks and hand-overs
-    between threads were a seventh of a step (docs/performance.md, Training)."""
-    return not (from_memory and store.shares_memory) if overlap == "auto" else overlap == "backward"
-
-
-def hook(
-    taking: weakref.WeakMethod[Callable[[str, torch.Tensor], None]], name: str, parameter: torch.Tensor
-) -> RemovableHandle:
-    """Called when backward is done with this parameter's gradient."""
-
-    def arrived(parameter: torch.Tensor) -> None:
-        take = taking()
-        if take is not None:
-            take(name, parameter)
-
-    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-    return handle
-
-
-def remove(*kinds: list[RemovableHandle]) -> None:
-    for hooks in kinds:
-        for hook in hooks:
-            hook.remove()
-        hooks.clear()

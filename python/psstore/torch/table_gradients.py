@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from psstore.client.compression.rows import KeptBack
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.change_detection import GradientSnapshot
-from psstore.torch.gradients import hook, pushes_during_backward, remove
+from psstore.torch.early_pushes import EarlyPushes, hook, pushes_during_backward, remove
 from psstore.torch.table_module import RowGradients, TableModule
 
 
@@ -50,11 +50,12 @@ class _Sent(NamedTuple):
         return self.done.cancelled() or self.done.exception() is not None
 
 
-class TableGradients:
+class TableGradients(EarlyPushes):
     """The tables that one optimizer trains beside its parameters."""
 
     def __init__(self, tables: Iterable[TableModule], store: Store) -> None:
         """Raises UsageError for what is no table of that store, or is given twice."""
+        super().__init__()
         self.tables = list(tables)
         names = set()
         for one in self.tables:
@@ -81,9 +82,6 @@ class TableGradients:
         """Orders the hooks; guards what was sent."""
         self._sent: dict[str, _Sent] = {}
         """Each table's last push that was begun by a hook."""
-        self._no_sync_depth = 0
-        self._loss_scale = 1.0
-        """Factor by which gradients are larger than the real ones, as far as is known before `complete`."""
 
     def watch(self, *, overlap: str) -> None:
         """Pushes while backward runs from now on, where dense gradients in main memory are: see `Gradients`."""
@@ -96,19 +94,6 @@ class TableGradients:
     def retire(self) -> None:
         """Stops pushing while backward runs."""
         remove(*self._hooks.values())
-
-    def expect_loss_scale(self, loss_scale: float) -> None:
-        """Announces the factor by which the next gradients are likely to be larger than the real ones."""
-        self._loss_scale = loss_scale
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside the context only leave gradients; they are pushed with the next pass's."""
-        self._no_sync_depth += 1
-        try:
-            yield
-        finally:
-            self._no_sync_depth -= 1
 
     def complete(self, *, loss_scale: float) -> list[str]:
         """Pushes what backward passes have left and the store does not have yet, each table's as one contribution, and
