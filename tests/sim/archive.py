@@ -11,7 +11,7 @@ import msgspec
 
 from psstore import _core
 from psstore.checkpoint.manifest import FileRecord
-from psstore.checkpoint.reader import ReadSlice, Target
+from psstore.checkpoint.shard_reader import ReadSlice, Target
 from psstore.checkpoint.slots import SlotRecord, SlotTable
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.worker_file import WorkerPart
