@@ -101,8 +101,8 @@ class SimulatedPlace:
     def is_ready(self) -> bool:
         return True
 
-    def begin(self, version: int) -> str:
-        return f"{version}.{next(self._numbers)}"
+    def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
+        return f"{version}.{next(self._numbers)}", None
 
     def keep(
         self, name: str, state: StoreState, parts: Sequence[WorkerPart], records: Sequence[FileRecord]
