@@ -85,6 +85,12 @@ void read_encoded(const RowStore& rows, std::span<const uint64_t> ids, DType dty
   }
 }
 
+Error gone(uint64_t at, Key key) {
+  return {ErrorCode::VERSION_GONE, "version " + std::to_string(at) + " of slice " +
+                                       std::to_string(key) +
+                                       " is not kept any longer, or its tensor was dropped"};
+}
+
 std::map<std::string, uint64_t> told(const RowCounts& counts) {
   return {{"rows", counts.num_rows},
           {"row_bytes", counts.num_bytes},
@@ -99,7 +105,8 @@ Shard::Shard(const ShardOptions& options)
       backend_(backend_of(options)),
       changes_budget_(std::make_shared<MemoryBudget>(options.max_kept_bytes, "memory for readers",
                                                      "raise --snapshot-memory")),
-      table_(options.num_stripes, backend_, counters_, ranks_, options.max_kept_bytes) {
+      table_(options.num_stripes, backend_, counters_, ranks_, options.max_kept_bytes,
+             options.notes_row_decisions ? changes_budget_ : nullptr) {
   if (options.num_stripes == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
   }
@@ -847,7 +854,7 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
         part = Part{undecided->second};
         num_elems = slot->spec().num_elems;
       } else if (slot != nullptr && slot->spec().has_rows()) {
-        part = index == 0 ? records_at(stripe, *slot, image.at, waits)
+        part = index == 0 ? records_at(stripe, *slot, image, waits)
                           : table_.part_at(stripe, *slot, index, image.at, waits);
         if (part) num_elems = part->buffer->size() / dtype_bytes(slot->spec().dtype);
       } else if (slot != nullptr) {
@@ -855,9 +862,7 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
         num_elems = slot->spec().num_elems;
       }
       if (!part || !part->buffer || waits) {
-        throw Error(ErrorCode::VERSION_GONE,
-                    "version " + std::to_string(image.at) + " of slice " + std::to_string(key) +
-                        " is not kept any longer, or its tensor was dropped");
+        throw gone(image.at, key);
       }
       const SlotSpec& spec = slot->spec();
       findings.push_back({std::move(part->buffer), spec.dtype, spec.dtype, num_elems});
@@ -866,12 +871,40 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
   return backend_->gather(findings);
 }
 
-std::optional<Part> Shard::records_at(Stripe& stripe, Slot& slot, uint64_t at, bool& waits) {
-  const std::optional<RowSnapshot> then = table_.rows_at(stripe, slot, at, waits);
+uint64_t Shard::choose_changed(TableImage& image, Key key, uint64_t since) {
+  const SharedLock lock(table_.decision_mutex);
+  Stripe& stripe = table_.stripe_of(key);
+  const MutexLock stripe_lock(stripe.mutex);
+  Slot* const slot = table_.find(stripe, key);
+  const bool has_rows = slot != nullptr && slot->spec().has_rows();
+  bool waits = false;
+  const std::optional<RowSnapshot> then =
+      has_rows ? table_.rows_at(stripe, *slot, image.at, waits) : std::nullopt;
+  const std::optional<SlotImage> found = then ? slot->image(image.at) : std::nullopt;
+  if (!found) throw gone(image.at, key);
+  ChosenRows chosen{found->version, slot->changed_places(*then, since)};
+  return image.chosen.insert_or_assign(key, std::move(chosen)).first->second.places.size();
+}
+
+std::optional<Part> Shard::records_at(Stripe& stripe, Slot& slot, const TableImage& image,
+                                      bool& waits) {
+  const std::optional<RowSnapshot> then = table_.rows_at(stripe, slot, image.at, waits);
   if (!then) return std::nullopt;
   const size_t record_bytes = slot.spec().row_shape().record_bytes();
-  BufferRef records = backend_->allocate_payload(then->num_rows * record_bytes);
-  slot.rows().copy(*then, 0, then->num_rows, records->data());
+  const auto chosen = image.chosen.find(slot.spec().key);
+  if (chosen == image.chosen.end()) {
+    BufferRef records = backend_->allocate_payload(then->num_rows * record_bytes);
+    slot.rows().copy(*then, 0, then->num_rows, records->data());
+    return Part{std::move(records), slot.version()};
+  }
+  // Rows may lie elsewhere if some were assigned since they were chosen.
+  const auto& [version, places] = chosen->second;
+  const std::optional<SlotImage> found = slot.image(image.at);
+  if (!found || found->version != version) return std::nullopt;
+  const size_t id_bytes = then->num_rows * kIdBytes;
+  BufferRef records = backend_->allocate_payload(id_bytes + places.size() * record_bytes);
+  slot.rows().copy_ids(*then, 0, then->num_rows, records->data());
+  slot.rows().copy(*then, places, records->data() + id_bytes);
   return Part{std::move(records), slot.version()};
 }
 

@@ -38,6 +38,7 @@ struct ShardOptions {
   uint64_t max_memory_bytes = kNoMemoryLimit;   // that the host's may take
   uint64_t max_kept_bytes =
       kNoMemoryLimit;  // for those who read as of a decision, and again for who is told changes
+  bool notes_row_decisions = false;  // keeps at which decision rows change, for choose_changed()
 };
 
 // A reply of fewer bytes goes over the stream: to copy them there costs less than another frame, which
@@ -175,7 +176,11 @@ class Shard {
   // All slots, by key, as of a decision that a reader holds with rule state: what is written to a checkpoint. Takes the step of
   // those that have not. Throws what DenseTable::image() throws.
   std::optional<TableImage> image(uint64_t reader, uint64_t at);
-  // Bytes of slots of the image: (key, part), one after the other, which it says are there. Throws Error(VERSION_GONE).
+  // From here on the image has of a partition of a table the rows alone that may have changed since that decision: all of
+  // them, if the shard was not told to note it. How many that are. Throws Error(VERSION_GONE).
+  uint64_t choose_changed(TableImage& image, Key key, uint64_t since);
+  // Bytes of slots of the image: (key, part), one after the other, which it says are there. Where rows were chosen, the ids of
+  // all rows, and then the records of those; all in the order of their places. Throws Error(VERSION_GONE).
   Gathered read(const TableImage& image, std::span<const std::pair<Key, uint16_t>> wanted);
   // Memory to load into, of the host.
   BufferRef allocate(size_t num_bytes) { return backend_->allocate_payload(num_bytes); }
@@ -274,8 +279,8 @@ class Shard {
   ErrorCode find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
                     std::vector<Finding>& findings) REQUIRES_SHARED(table_.decision_mutex)
       REQUIRES(stripe.mutex);
-  // The records of a partition as of that decision, for an image.
-  std::optional<Part> records_at(Stripe& stripe, Slot& slot, uint64_t at, bool& waits)
+  // The records of a partition for an image, or of those that were chosen.
+  std::optional<Part> records_at(Stripe& stripe, Slot& slot, const TableImage& image, bool& waits)
       REQUIRES_SHARED(table_.decision_mutex) REQUIRES(stripe.mutex);
   // Writes the rows that the entry asks for, or of those that the reader keeps what has changed.
   ErrorCode write_rows(SliceEntry& entry, std::span<const uint64_t> ids, const KeptRows& kept,

@@ -13,6 +13,7 @@
 #include "bindings/memory.h"
 #include "kernels/rows.h"
 #include "rows/admission.h"
+#include "rows/overlay.h"
 #include "rows/row_cache.h"
 #include "rows/row_residuals.h"
 #include "table/schema.h"
@@ -311,6 +312,18 @@ void bind_rows(py::module_& m) {
         return admission ? admission->counted_bytes() : size_t{0};
       },
       py::arg("admit_after"), py::arg("max_rows"));
+  m.def(
+      "overlay_rows",
+      [](const py::object& base, const py::object& changes, size_t record_bytes,
+         const py::object& records) {
+        const PyBytesRange before(base);
+        const PyBytesRange changed(changes);
+        const PyBytesRange to(records, PyBytesRange::Access::kWrite);
+        const py::gil_scoped_release no_gil;
+        overlay_rows({before.data(), before.size()}, {changed.data(), changed.size()}, record_bytes,
+                     {to.data(), to.size()});
+      },
+      py::arg("base"), py::arg("changes"), py::arg("record_bytes"), py::arg("records"));
   bind_residuals(m);
   py::class_<GroupedIds>(m, "GroupedIds", py::is_final())
       .def(py::init(&group), py::arg("ids"), py::arg("partition_bits"))

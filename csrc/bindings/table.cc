@@ -75,14 +75,15 @@ void expect(bool fits, const Frame& frame, const char* expected) {
 std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite,
                                   std::shared_ptr<ValueArena> arena, const std::string& device,
                                   size_t num_sharing, uint64_t max_memory_bytes,
-                                  uint64_t max_kept_bytes) {
+                                  uint64_t max_kept_bytes, bool notes_row_decisions) {
   if (device == "cpu") {
     return std::make_unique<Shard>(ShardOptions{.index = index,
                                                 .num_stripes = num_stripes,
                                                 .refuse_non_finite = refuse_non_finite,
                                                 .arena = std::move(arena),
                                                 .max_memory_bytes = max_memory_bytes,
-                                                .max_kept_bytes = max_kept_bytes});
+                                                .max_kept_bytes = max_kept_bytes,
+                                                .notes_row_decisions = notes_row_decisions});
   }
   if (arena != nullptr || num_sharing == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "a shard on device '" + device +
@@ -359,7 +360,8 @@ void bind_table(py::module_& m) {
       .def(py::init(&make_shard), py::kw_only(), py::arg("index"), py::arg("num_stripes") = 64,
            py::arg("refuse_non_finite") = false, py::arg("arena") = nullptr,
            py::arg("device") = "cpu", py::arg("num_sharing") = 1,
-           py::arg("max_memory_bytes") = kNoMemoryLimit, py::arg("max_kept_bytes") = kNoMemoryLimit)
+           py::arg("max_memory_bytes") = kNoMemoryLimit, py::arg("max_kept_bytes") = kNoMemoryLimit,
+           py::arg("notes_row_decisions") = false)
       .def_property_readonly("version", &Shard::version)
       .def_property_readonly("device", &Shard::device)
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)
@@ -418,6 +420,8 @@ void bind_table(py::module_& m) {
       .def("shared_blocks", &shared_blocks, py::arg("after"), no_gil)
       .def("make_push_arena", &make_push_arena, py::arg("num_bytes"), no_gil)
       .def("image", &Shard::image, py::arg("reader"), py::arg("at"), no_gil)
+      .def("choose_changed", &Shard::choose_changed, py::arg("image"), py::arg("key"),
+           py::arg("since"), no_gil)
       .def("read_image", &read_image, py::arg("image"), py::arg("wanted"))
       .def(
           "allocate",

@@ -1,7 +1,5 @@
 #include "rows/row_marks.h"
 
-#include <algorithm>
-#include <bit>
 #include <random>
 #include <utility>
 
@@ -9,13 +7,6 @@
 
 namespace psstore {
 namespace {
-
-// A page of marks for a partition of few rows.
-constexpr size_t kLeastMarks = 1024;
-
-size_t wanted_marks(size_t num_rows) {
-  return std::max(kLeastMarks, std::bit_ceil(num_rows));
-}
 
 uint64_t by_lot() {
   if (!holds(BreakableRule::kROW_MARKS_ARE_THEIR_OWN)) return 1;
@@ -28,21 +19,6 @@ uint64_t by_lot() {
 }  // namespace
 
 RowMarks::RowMarks(size_t num_rows, std::shared_ptr<MemoryBudget> budget)
-    : number_(by_lot()), budget_(std::move(budget)) {
-  marks_.reserve(wanted_marks(num_rows));
-  budget_->take(wanted_marks(num_rows) * sizeof(uint32_t));
-  marks_.resize(wanted_marks(num_rows), kNever);
-}
-
-// Those whose hashes have one more bit in common than before had the same mark.
-void RowMarks::fit(size_t num_rows) {
-  while (marks_.size() < wanted_marks(num_rows)) {
-    const size_t num_marks = marks_.size();
-    marks_.reserve(2 * num_marks);
-    budget_->take(num_bytes());
-    marks_.resize(2 * num_marks);
-    std::copy_n(marks_.begin(), num_marks, marks_.begin() + static_cast<ptrdiff_t>(num_marks));
-  }
-}
+    : number_(by_lot()), marks_(num_rows, std::move(budget)) {}
 
 }  // namespace psstore

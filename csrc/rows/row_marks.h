@@ -1,7 +1,7 @@
 // Which rows of a partition may have changed since somebody read them: what is told to readers that keep rows.
 //
 //   changes   1, 2, 3, ... of the partition, counted since the marks were begun
-//   marks     | 0 | 3 | 0 | 1 | ...   by the low bits of an id's hash: the last change to a row of any such id
+//   marks     the last change to a row of each id, as hashed_marks.h keeps it
 //
 // A row that was read at change c is what it was while its mark is not above c. Ids that share a mark are said to have
 // changed together, which costs a row that is sent in vain; a change that is not told there is none. An id needs no row
@@ -15,9 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
-#include "core/memory_budget.h"
+#include "rows/hashed_marks.h"
 
 namespace psstore {
 
@@ -28,9 +27,6 @@ class RowMarks {
 
   // Of a partition of so many rows, 4 to 8 bytes for each, out of the budget. Throws Error(OUT_OF_MEMORY).
   RowMarks(size_t num_rows, std::shared_ptr<MemoryBudget> budget);
-  ~RowMarks() { budget_->give_back(num_bytes()); }
-  RowMarks(const RowMarks&) = delete;
-  RowMarks& operator=(const RowMarks&) = delete;
 
   // Not 0.
   uint64_t number() const { return number_; }
@@ -40,21 +36,18 @@ class RowMarks {
   // Begins the next change. False: there are no numbers left, and these marks are to be begun anew.
   bool go_on() { return ++change_ != UINT32_MAX; }
   // The row of an id of that hash changes, appears or goes.
-  void mark(uint64_t hash) { marks_[hash & (marks_.size() - 1)] = change_; }
-  bool may_have_changed(uint64_t hash, uint32_t since) const {
-    return marks_[hash & (marks_.size() - 1)] > since;
-  }
+  void mark(uint64_t hash) { marks_.set(hash, change_); }
+  bool may_have_changed(uint64_t hash, uint32_t since) const { return marks_.of(hash) > since; }
 
   // Has as many marks as so many rows want. Throws Error(OUT_OF_MEMORY), and stays as it is.
-  void fit(size_t num_rows);
+  void fit(size_t num_rows) { marks_.fit(num_rows); }
 
-  size_t num_bytes() const { return marks_.size() * sizeof(uint32_t); }
+  size_t num_bytes() const { return marks_.num_bytes(); }
 
  private:
   const uint64_t number_;
-  const std::shared_ptr<MemoryBudget> budget_;
   uint32_t change_ = 1;
-  std::vector<uint32_t> marks_;  // as many as a power of two
+  HashedMarks marks_;
 };
 
 }  // namespace psstore

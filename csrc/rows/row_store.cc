@@ -208,6 +208,17 @@ void RowStore::copy(const RowSnapshot& from, size_t first, size_t count, std::by
   }
 }
 
+void RowStore::copy(const RowSnapshot& from, std::span<const uint32_t> places,
+                    std::byte* records) const {
+  const size_t record_bytes = layout_.record_bytes();
+  for (const uint32_t place : places) {
+    const RowNumber row = layout_.number(place);
+    std::memcpy(records, from.slabs.begin_of(layout_.slab_of(row)) + layout_.offset_of(row),
+                record_bytes);
+    records += record_bytes;
+  }
+}
+
 void RowStore::copy_ids(const RowSnapshot& from, size_t first, size_t count, std::byte* ids) const {
   for (size_t i = 0; i < count; ++i) {
     const RowNumber row = layout_.number(first + i);

@@ -113,7 +113,9 @@ class RowStore {
   RowSnapshot snapshot() { return {index_, slabs_.lent(), num_rows_, layout_.number(num_rows_)}; }
   // Copies records [first, first + count) of a snapshot, in the order of their places.
   void copy(const RowSnapshot& from, size_t first, size_t count, std::byte* records) const;
-  // Their ids alone.
+  // Those in these places.
+  void copy(const RowSnapshot& from, std::span<const uint32_t> places, std::byte* records) const;
+  // Ids alone of those from `first` on.
   void copy_ids(const RowSnapshot& from, size_t first, size_t count, std::byte* ids) const;
   // Adds records that were copied elsewhere. Throws Error: BAD_ARGUMENT for an id that is here; OUT_OF_MEMORY. Some of
   // them may be here then.

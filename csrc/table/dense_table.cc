@@ -89,6 +89,9 @@ std::vector<Slot> DenseTable::make_slots(const TensorDefinition& definition) {
   slots.reserve(definition.slices.size());
   for (const SliceSpec& slice : definition.slices) {
     slots.emplace_back(definition.slot(slice), version(), definition.zeros, backend_);
+    if (row_decisions_budget_ && slots.back().spec().has_rows()) {
+      slots.back().note_row_decisions(row_decisions_budget_);
+    }
   }
   return slots;
 }

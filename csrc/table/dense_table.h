@@ -45,20 +45,29 @@ struct TableSize {
   uint64_t kept_bytes = 0;  // for those who read as of a decision
 };
 
+// Rows of a partition of an image that were chosen out of all.
+struct ChosenRows {
+  uint64_t version = 0;  // of the slot
+  std::vector<uint32_t> places;
+};
+
 struct TableImage {
   uint64_t at = 0;
   std::vector<SlotImage> slots;
   std::unordered_map<Key, BufferRef> undecided;  // values that no decision changes
+  std::unordered_map<Key, ChosenRows> chosen;
 };
 
 class DenseTable {
  public:
   DenseTable(size_t num_stripes, std::shared_ptr<Backend> backend, Counters& counters,
-             RankBook& ranks, uint64_t max_kept_bytes)
+             RankBook& ranks, uint64_t max_kept_bytes,
+             std::shared_ptr<MemoryBudget> row_decisions_budget)
       : backend_(std::move(backend)),
         counters_(counters),
         ranks_(ranks),
         max_kept_bytes_(max_kept_bytes),
+        row_decisions_budget_(std::move(row_decisions_budget)),
         stripes_(num_stripes) {}
 
   SharedMutex decision_mutex;
@@ -230,6 +239,7 @@ class DenseTable {
   RankBook& ranks_;
 
   const uint64_t max_kept_bytes_;
+  const std::shared_ptr<MemoryBudget> row_decisions_budget_;  // null: which rows change is not kept
   Holds holds_ GUARDED_BY(decision_mutex);
   std::atomic<uint64_t> kept_bytes_{0};
 

@@ -216,6 +216,7 @@ size_t Slot::published_bytes() const {
   size_t total = published_ ? published_->num_bytes() : 0;
   for (const ChangeLog& log : change_logs_) total += log.num_bytes();
   if (marks_) total += marks_->num_bytes();
+  if (row_decisions_) total += row_decisions_->num_bytes();
   return total;
 }
 

@@ -34,6 +34,7 @@
 #include "kernels/update.h"
 #include "rows/contribution.h"
 #include "rows/row_counts.h"
+#include "rows/row_decisions.h"
 #include "rows/row_marks.h"
 #include "rows/row_policy.h"
 #include "table/backend.h"
@@ -123,6 +124,12 @@ class Slot {
   // For somebody who keeps rows, what has changed since he read them. The first one has them begun, out of the budget, and
   // there are more of them where there are more rows. Null: there is no room.
   const RowMarks* marks(const std::shared_ptr<MemoryBudget>& budget);
+  // From here on it keeps at which decision its rows change, out of the budget. REQUIRES: it is new.
+  void note_row_decisions(const std::shared_ptr<MemoryBudget>& budget) {
+    row_decisions_ = std::make_unique<RowDecisions>(settled_, budget);
+  }
+  // Places of the rows of a snapshot that may be others than at decision `since`; they ascend.
+  std::vector<uint32_t> changed_places(const RowSnapshot& then, uint64_t since) const;
 
   // ---- memory that it will need
 
@@ -331,8 +338,8 @@ class Slot {
   void count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend);
   RowNumber there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
                          float initial_sum);
-  // Begins a change of rows, before any of it.
-  void begin_marks();
+  // Begins a change of rows, before any of it, by that decision.
+  void begin_marks(uint64_t decision);
   // REQUIRES: there are marks.
   void mark(uint64_t id) { marks_->mark(hash_of_id(id)); }
   // The row was changed by that decision.
@@ -352,7 +359,8 @@ class Slot {
   const SlotSpec spec_;
   std::unique_ptr<RowStore> rows_;  // null: it has a value
   std::unique_ptr<RowPolicy> row_policy_;
-  std::unique_ptr<RowMarks> marks_;  // while somebody keeps rows
+  std::unique_ptr<RowMarks> marks_;              // while somebody keeps rows
+  std::unique_ptr<RowDecisions> row_decisions_;  // null: nobody asks which rows have changed
   BufferRef value_;
   bool are_zeros_;  // its value, which has no memory yet
   BufferRef

@@ -13,6 +13,9 @@ namespace {
 // Memory for so many rows is taken beside those of a partition without being needed: a part of them.
 constexpr size_t kSpareRoomPart = 16;
 
+// Rows of which it is looked at together whether they have changed.
+constexpr size_t kLookedAtTogether = 4096;
+
 }  // namespace
 
 std::vector<RowContribution> Slot::row_contributions(const Decision& decision) const {
@@ -75,7 +78,7 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
   rows_->find(ids, found.rows);
   const BufferRef& counted = state_[0].buffer;
   row_policy_->admit(merged, found.rows, decision.number(), counted ? counted->data() : nullptr);
-  begin_marks();
+  begin_marks(decision.number());
   make_room(ids, found, row_policy_->make_room(*rows_, found.rows, decision.number()));
   count_rows(merged, found, backend);
 
@@ -89,6 +92,7 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
     if (has_sums && rows_->first_sum(row) == kSumToCome) rows_->begin_state(row, initial_sum);
     note_use(row, decision.number());
     if (marks_ && holds(BreakableRule::kSTEPPED_ROWS_ARE_MARKED)) mark(ids[i]);
+    if (row_decisions_) row_decisions_->mark(hash_of_id(ids[i]));
     steps.push_back({rows_->value(row), merged.gradients_of(i), ids[i]});
   }
   step_rows({.rule = spec_.rule,
@@ -113,7 +117,7 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   const RowPolicy::Plan plan = row_policy_->make_room(*rows_, found.rows, settled_);
   if (plan.num_refused > 0) return std::nullopt;
   std::vector<float> value(spec_.rows.dim);
-  begin_marks();
+  begin_marks(settled_ + 1);  // a checkpoint as of this decision may have been written before
   make_room(ids, found, plan);
   for (size_t i = 0; i < ids.size(); ++i) {
     const RowNumber row = there_or_new(ids, i, found, 0);
@@ -124,6 +128,7 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
     }
     note_use(row, settled_);
     if (marks_ && holds(BreakableRule::kASSIGNED_ROWS_ARE_MARKED)) mark(ids[i]);
+    if (row_decisions_) row_decisions_->mark(hash_of_id(ids[i]));
   }
   version_ = std::max(version_, settled_) + 1;
   since_ = settled_;
@@ -173,8 +178,9 @@ RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChan
   return row;
 }
 
-void Slot::begin_marks() {
+void Slot::begin_marks(uint64_t decision) {
   if (marks_ && !marks_->go_on()) marks_ = nullptr;
+  if (row_decisions_) row_decisions_->begin(decision, rows_->num_rows());
 }
 
 const RowMarks* Slot::marks(const std::shared_ptr<MemoryBudget>& budget) {
@@ -224,6 +230,20 @@ std::optional<RowSnapshot> Slot::rows_at(uint64_t at) const {
   return std::nullopt;
 }
 
+std::vector<uint32_t> Slot::changed_places(const RowSnapshot& then, uint64_t since) const {
+  std::vector<uint32_t> places;
+  std::vector<uint64_t> ids;
+  for (size_t first = 0; first < then.num_rows; first += ids.size()) {
+    ids.resize(std::min(kLookedAtTogether, then.num_rows - first));
+    rows_->copy_ids(then, first, ids.size(), reinterpret_cast<std::byte*>(ids.data()));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (row_decisions_ && !row_decisions_->may_have_changed(hash_of_id(ids[i]), since)) continue;
+      places.push_back(static_cast<uint32_t>(first + i));
+    }
+  }
+  return places;
+}
+
 std::optional<SlotImage> Slot::image_of_rows(uint64_t at) const {
   const auto parts = [](uint64_t num_rows, const BufferRef& counted) {
     return SlotImage::parts_of_rows(num_rows, counted && holds(BreakableRule::kCOUNTS_ARE_WRITTEN));
@@ -265,6 +285,7 @@ void Slot::load_rows(const SlotImage& image, std::span<const BufferRef> parts, B
     backend.copy(state_[kCountedPart - 1].buffer->data(), parts[kCountedPart]->data(), num_bytes);
   }
   marks_ = nullptr;
+  if (row_decisions_) row_decisions_->restart(std::max(settled_, image.version));
   if (!parts.empty() && parts[0]) {
     rows_->load({parts[0]->data(), part_bytes(0, image)});
   }

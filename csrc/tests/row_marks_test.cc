@@ -10,14 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "random_rows.h"
 #include "rows/row_cache.h"
-#include "shard.h"
 
 namespace psstore {
 namespace {
-
-constexpr uint32_t kDim = 3;
-constexpr uint64_t kIds = 3000;
 
 using Bytes = std::vector<std::byte>;
 
@@ -25,72 +22,10 @@ std::shared_ptr<MemoryBudget> budget_of(uint64_t num_bytes) {
   return std::make_shared<MemoryBudget>(num_bytes, "memory for readers", "raise it");
 }
 
-class KeptRowsTest : public ::testing::Test {
+class KeptRowsTest : public testing::RandomRowsTest {
  protected:
-  static constexpr size_t kPartitions = 2;
-
-  explicit KeptRowsTest(const RowBounds& bounds = {}, uint64_t max_kept_bytes = 1 << 20) {
-    ShardOptions options;
-    options.max_kept_bytes = max_kept_bytes;
-    shard = std::make_unique<Shard>(options);
-    define(bounds);
-  }
-
-  // A new one, in the place of the last.
-  void define(const RowBounds& bounds) {
-    if (table_id > 0) shard->drop(table_id);
-    TensorDefinition table{++table_id, DType::kFloat32, RuleKind::kSparseSgd, 0, true, {}};
-    for (uint64_t p = 0; p < kPartitions; ++p) table.slices.push_back({make_key(table_id, p), 0});
-    table.rows = {kDim, {FirstValueKind::kNormal, 0, 1, 7}, bounds};
-    shard->define(table);
-  }
-
-  static size_t partition_of(uint64_t id) { return hash_of_id(id) >> 63; }
-
-  std::vector<uint64_t> some_ids(size_t partition, size_t most) {
-    std::vector<uint64_t> ids;
-    // Few of them often, as in training.
-    for (size_t i = 0; i < most; ++i) {
-      const uint64_t id = random() % 2 == 0 ? random() % 40 : random() % kIds;
-      if (partition_of(id) == partition) ids.push_back(id);
-    }
-    std::ranges::sort(ids);
-    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-    return ids;
-  }
-
-  BufferRef contribution(std::span<const uint64_t> ids, std::vector<SliceEntry>& entries,
-                         size_t partition, WriteKind kind) {
-    const size_t num_bytes = ids.size() * (kIdBytes + kDim * sizeof(float));
-    entries = {{.key = make_key(table_id, partition),
-                .num_bytes = static_cast<uint32_t>(num_bytes),
-                .dtype = kRowsEncoding}};
-    BufferRef payload = shard->admit(kind, entries, num_bytes);
-    if (ids.empty() || !payload) return payload;
-    std::memcpy(payload->data(), ids.data(), ids.size() * kIdBytes);
-    std::vector<float> rows(ids.size() * kDim);
-    for (float& element : rows) element = static_cast<float>(random() % 16) - 8;
-    std::memcpy(payload->data() + ids.size() * kIdBytes, rows.data(), rows.size() * sizeof(float));
-    return payload;
-  }
-
-  void step() {
-    ++round;
-    for (size_t p = 0; p < kPartitions; ++p) {
-      std::vector<SliceEntry> entries;
-      const BufferRef payload = contribution(some_ids(p, 10), entries, p, WriteKind::kPush);
-      shard->stage({0, 1, round}, entries, payload);
-    }
-    const Member member{{0, 1, round}, 1.0F, {{table_id, table_id}}};
-    shard->advance(Decision(round, false, 1.0, {member}, {{0, {{"lr", 0.5}, {"maximize", 0}}}}));
-  }
-
-  void assign(std::span<const uint64_t> ids, size_t partition) {
-    std::vector<SliceEntry> entries;
-    const BufferRef payload = contribution(ids, entries, partition, WriteKind::kAssign);
-    shard->write(WriteKind::kAssign, "client", shard->last_sequence("client") + 1, entries,
-                 payload);
-  }
+  explicit KeptRowsTest(const RowBounds& bounds = {}, uint64_t max_kept_bytes = 1 << 20)
+      : RandomRowsTest(bounds, {.max_kept_bytes = max_kept_bytes}) {}
 
   Bytes read(SliceEntry& entry, const Shard::WantedRows& wanted,
              const Shard::ReadOptions& options = {}) {
@@ -117,11 +52,6 @@ class KeptRowsTest : public ::testing::Test {
         .key = make_key(table_id, partition), .version = ids.size(), .dtype = changes_of(dtype)};
     return read(entry, {ids, changes, {&marks, 1}}, options);
   }
-
-  std::unique_ptr<Shard> shard;
-  uint64_t table_id = 0;
-  std::mt19937_64 random{5};
-  uint64_t round = 0;
 };
 
 TEST_F(KeptRowsTest, rows_that_a_decision_changes_are_what_settling_counts) {
@@ -137,7 +67,7 @@ TEST_F(KeptRowsTest, rows_that_a_decision_changes_are_what_settling_counts) {
 class Reader {
  public:
   Reader(DType dtype, size_t max_rows)
-      : dtype_(dtype), cache_(encoded_row_bytes(dtype, kDim), max_rows, 2) {}
+      : dtype_(dtype), cache_(encoded_row_bytes(dtype, KeptRowsTest::kDim), max_rows, 2) {}
 
   DType dtype() const { return dtype_; }
   RowCache& cache() { return cache_; }

@@ -642,6 +642,13 @@ def row_record_bytes(rule: int, dim: int, dtype: int, evicts: bool) -> int:
 def counted_bytes(admit_after: int, max_rows: int) -> int:
     """Bytes in which a partition of at most so many rows (0: any number) counts contributions to ids without a row."""
 
+def overlay_rows(
+    base: memoryview | bytes, changes: memoryview | bytes, record_bytes: int, records: memoryview | bytearray
+) -> None:
+    """Fills `records` with those of a partition of a table: out of what it had once, and the ids of the rows that it
+    has now (u64) with the records of those that changed, as `read_image` brings them. Raises BAD_ARGUMENT if a row is
+    in neither."""
+
 @final
 class RowResiduals:
     """What codecs lost of the gradients of rows, by id, of so many rows at most: those that were written last."""
@@ -775,12 +782,14 @@ class Shard:
         num_sharing: int = 1,
         max_memory_bytes: int = ...,
         max_kept_bytes: int = ...,
+        notes_row_decisions: bool = False,
     ) -> None:
         """`arena`: where values of 64 KiB and more lie, and payloads. `device`: where values, rule state and
         contributions are: 'cpu', or 'cuda:0' and so on, without an arena; `num_sharing` shards share its memory.
         `max_memory_bytes`: what all of it may take of main memory (default: no limit); calls that would take more
         raise OutOfMemory. `max_kept_bytes`: what may be kept for those who read as of a decision (default: no limit);
-        beyond it they are told VersionGone. Raises BadArgument for a device that is not there."""
+        beyond it they are told VersionGone. `notes_row_decisions`: keeps at which decision rows change, for
+        `choose_changed`, 4 to 8 bytes a row. Raises BadArgument for a device that is not there."""
     @property
     def device(self) -> str:
         """As given."""
@@ -892,6 +901,10 @@ class Shard:
     def image(self, reader: int, at: int) -> TableImage | None:
         """All slots as of a decision that the reader holds with rule state, and settles on; None: one of them lacks
         contributions to it still. Raises VERSION_GONE."""
+    def choose_changed(self, image: TableImage, key: int, since: int) -> int:
+        """Has the image keep of a partition of a table those rows alone that may have changed since that decision, and
+        returns how many; all, where that is not known. `read_image` then brings the ids of all of its rows (u64), and
+        the records of those, in one order. Raises VERSION_GONE."""
     def read_image(self, image: TableImage, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
         """The bytes of (key, part), one after the other; small ones share a view. Raises VERSION_GONE."""
     def allocate(self, num_bytes: int) -> Buffer:

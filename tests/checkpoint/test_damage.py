@@ -14,7 +14,8 @@ import pytest
 from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.local_storage import LocalStorage
 from psstore.checkpoint.nested import as_plain_array
-from psstore.checkpoint.reader import Checkpoint, ReadSlice, verify
+from psstore.checkpoint.reader import Checkpoint, verify
+from psstore.checkpoint.shard_reader import ReadSlice
 from psstore.checkpoint.worker_file import WorkerPart, write_worker_file
 from psstore.checkpoint.writer import commit
 from psstore.errors import CheckpointDamaged, CheckpointNotFound, StorageError

@@ -11,7 +11,7 @@ import msgspec
 
 from psstore import _core
 from psstore.checkpoint.manifest import FileRecord
-from psstore.checkpoint.reader import ReadSlice, Target
+from psstore.checkpoint.shard_reader import ReadSlice, Target
 from psstore.checkpoint.slots import SlotRecord, SlotTable
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.worker_file import WorkerPart
@@ -101,8 +101,8 @@ class SimulatedPlace:
     def is_ready(self) -> bool:
         return True
 
-    def begin(self, version: int) -> str:
-        return f"{version}.{next(self._numbers)}"
+    def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
+        return f"{version}.{next(self._numbers)}", None
 
     def keep(
         self, name: str, state: StoreState, parts: Sequence[WorkerPart], records: Sequence[FileRecord]

@@ -19,6 +19,9 @@ from psstore.errors import CheckpointDamaged, CheckpointUnsupported, PsstoreErro
 FORMAT = 1
 """Number of the format. A reader refuses larger ones; what is added to it and may be ignored does not change it."""
 
+DELTA_FORMAT = 2
+"""Number of a delta's: who does not know what that is would take it for all rows."""
+
 MANIFEST = "manifest.json"
 
 MAX_MANIFEST_BYTES = 1 << 30
@@ -41,7 +44,15 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of its hashes (tensor_file.py), in hexadecimal."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint that a delta is to be read with."""
+
+    version: int
+    digest: str
+    """That of its manifest."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A checkpoint as it was committed."""
 
     format: int
@@ -55,6 +66,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time in seconds. For people: nothing depends on it."""
     files: tuple[FileRecord, ...]
     store: StoreState
+    base: BaseRecord | None = None
+    """What it is a delta of, a checkpoint of the same place that is none; None: it has all rows."""
 
     def of_kind(self, kind: str) -> tuple[FileRecord, ...]:
         return tuple(sorted((file for file in self.files if file.kind == kind), key=lambda file: file.index))
@@ -90,6 +103,11 @@ def _seal(content: bytes) -> bytes:
     return msgspec.json.encode(Sealed(digest_of(content).hex(), msgspec.Raw(content))) + b"\n"
 
 
+def manifest_digest(content: bytes) -> str:
+    """What names a manifest beyond doubt, of one that was decoded."""
+    return msgspec.json.decode(content, type=Sealed).digest
+
+
 def decode_manifest(content: bytes, *, name: str, version: int) -> Manifest:
     """`name`: the file's, for messages; `version`: that its folder says. Raises CheckpointDamaged, and
     CheckpointUnsupported for a format that this psstore does not know."""
@@ -98,10 +116,10 @@ def decode_manifest(content: bytes, *, name: str, version: int) -> Manifest:
         if _seal(bytes(sealed.manifest)) != content:
             raise ValueError(f"its digest is {sealed.digest}, and its content has {digest_of(sealed.manifest).hex()}")
         number = msgspec.json.decode(sealed.manifest, type=_FormatOnly).format
-        if not 1 <= number <= FORMAT:
+        if not 1 <= number <= DELTA_FORMAT:
             raise CheckpointUnsupported(
-                f"{name} has format {number}; this psstore reads formats up to {FORMAT}: read it with the version that"
-                " wrote it, or a later one",
+                f"{name} has format {number}; this psstore reads formats up to {DELTA_FORMAT}: read it with the version"
+                " that wrote it, or a later one",
                 file=name,
                 format=number,
             )
@@ -118,6 +136,11 @@ def check_manifest(manifest: Manifest, *, version: int) -> None:
     """What must hold between the parts of a manifest. Raises ValueError that says what does not."""
     if (manifest.version, manifest.store.decision) != (version, version):
         raise ValueError(f"it is that of version {manifest.version}, in the folder of version {version}")
+    base = manifest.base
+    if manifest.format != (FORMAT if base is None else DELTA_FORMAT):
+        raise ValueError(f"it has format {manifest.format}, and {'no' if base is None else 'a'} base")
+    if base is not None and not (base.version < version and _DIGEST.fullmatch(base.digest)):
+        raise ValueError(f"its base is version {base.version}, digest {base.digest!r}; expected one before {version}")
     for file in manifest.files:
         if not (_FILE_NAME.fullmatch(file.name) and _DIGEST.fullmatch(file.digest) and file.num_bytes > 0):
             raise ValueError(f"it names file {file.name!r} of {file.num_bytes} bytes, digest {file.digest!r}")

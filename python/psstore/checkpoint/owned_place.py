@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from psstore.checkpoint.manifest import MANIFEST, FileRecord, Manifest, names
+from psstore.checkpoint.manifest import (
+    MANIFEST,
+    BaseRecord,
+    FileRecord,
+    Manifest,
+    encode_manifest,
+    manifest_digest,
+    names,
+)
 from psstore.checkpoint.ownership import Ownership
 from psstore.checkpoint.place import COMPLETE, UNFINISHED, CheckpointPlace
+from psstore.checkpoint.reader import check_sizes, read_base
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.url import folder_of
 from psstore.checkpoint.writer import commit, new_attempt
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, CheckpointDamaged
+
+
+class _BegunVersion(NamedTuple):
+    """A version that is being written."""
+
+    name: str
+    base: BaseRecord | None
+    """What a delta is of; None: it has all rows."""
 
 
 class OwnedPlace:
     """One store's checkpoints. Not thread-safe; every call blocks. Raises StorageFailed, and CheckpointPlaceTaken once
     another store has the place."""
 
-    def __init__(self, place: CheckpointPlace, ownership: Ownership, *, keep: int) -> None:
-        """`keep`: how many complete checkpoints there may be; the oldest go. Raises BadArgument for fewer than one."""
+    def __init__(self, place: CheckpointPlace, ownership: Ownership, *, keep: int, full_every: int = 1) -> None:
+        """`keep`: how many complete checkpoints there may be, beside those that they are deltas of; the oldest go.
+        `full_every`: of so many that are written one has all rows, and the others what has changed since that one.
+        Raises BadArgument for fewer than one."""
         if keep < 1:
             raise BadArgument(f"keep is {keep}; at least the newest checkpoint is kept: expected 1 or more")
+        if full_every < 1:
+            raise BadArgument(f"full_every is {full_every}; each checkpoint has all rows with 1: expected 1 or more")
         self.place = place
         self._storage = place.storage
         self._ownership = ownership
         self._keep = keep
-        self._under_way: dict[int, str] = {}
+        self._full_every = full_every
+        self._under_way: dict[int, _BegunVersion] = {}
         """Attempt at each version that is being written."""
+        self._base: BaseRecord | None = None
+        """The last one with all rows that this store has written: only of its own does it know that its shards, as many
+        as they are, have noted what has changed since."""
+        self._num_deltas = 0
+        """Deltas of that one that there are."""
 
     def start_at(self, version: int, *, discard_newer: bool = False) -> None:
         """The store begins at this version. Newer checkpoints are of another future: they would be the latest, so that
@@ -41,18 +69,38 @@ class OwnedPlace:
         for one in reversed(newer):
             self._remove(one)
 
-    def begin(self, version: int) -> str:
-        """The name of a new attempt at this version, which all its writers are told. Touches no storage: whether the
-        place is still the store's is looked at before it is committed."""
-        attempt = self._under_way[version] = new_attempt()
-        return attempt
+    def begin(self, version: int, *, has_rows: bool = False) -> str:
+        """The name of a new attempt at this version, which all its writers are told. `has_rows`: there are tables, so
+        that it may be a delta. Touches no storage: whether the place is still the store's is looked at before it is
+        committed."""
+        base = self._base if has_rows and self._num_deltas + 1 < self._full_every else None
+        if base is not None and base.version >= version:
+            base = None
+        self._under_way[version] = _BegunVersion(new_attempt(), base)
+        return self._under_way[version].name
+
+    def base_of(self, version: int) -> int | None:
+        """The version since which the attempt at this one is to have what has changed; None: it is to have all rows."""
+        base = self._under_way[version].base
+        return None if base is None else base.version
 
     def commit(self, store: StoreState, files: Sequence[FileRecord]) -> Manifest:
-        """Makes them the checkpoint of the version that was begun. Raises what `writer.commit` raises."""
+        """Makes them the checkpoint of the version that was begun. Raises what `writer.commit` raises, and
+        CheckpointDamaged if the base of a delta is not there any more: the next one is no delta."""
         attempt = self._under_way[store.decision]
         self._ownership.check()
-        manifest = commit(self._storage, attempt=attempt, store=store, files=files)
+        try:
+            if attempt.base is not None:
+                check_sizes(self._storage, read_base(self._storage, attempt.base, version=store.decision))
+        except CheckpointDamaged:
+            self._base = None  # the next one has all rows
+            raise
+        manifest = commit(self._storage, attempt=attempt.name, store=store, files=files, base=attempt.base)
         del self._under_way[store.decision]
+        self._num_deltas += 1
+        if attempt.base is None:
+            self._base = BaseRecord(version=manifest.version, digest=manifest_digest(encode_manifest(manifest)))
+            self._num_deltas = 0
         return manifest
 
     def abandon(self, version: int) -> None:
@@ -63,20 +111,24 @@ class OwnedPlace:
         """Removes all but the newest complete checkpoints that are to be kept, and what dead writers have left.
         Returns the versions that are gone.
 
-        Never the newest complete one, nor what is being written. A damaged one goes when as many newer ones are
-        complete as are to be kept.
+        Never the newest complete one, nor what is being written, nor what one that stays is a delta of. A damaged one
+        goes when as many newer ones are complete as are to be kept.
         """
         self._ownership.check()
         kept = 0
         gone = []
+        bases = {attempt.base.version for attempt in self._under_way.values() if attempt.base is not None}
         for version in reversed(self.place.folders()):
             if version in self._under_way:
                 continue
-            found = self.place.look_at(version) if kept < self._keep else None
+            found = self.place.look_at(version) if kept < self._keep or version in bases else None
             if found is None or found.status == UNFINISHED:
                 self._remove(version)
                 gone.append(version)
-            elif found.status == COMPLETE and found.manifest is not None:
+                continue
+            if found.manifest is not None and found.manifest.base is not None:
+                bases.add(found.manifest.base.version)
+            if found.status == COMPLETE and found.manifest is not None:
                 kept += 1
                 self._sweep(found.manifest)
         return gone

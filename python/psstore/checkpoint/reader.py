@@ -8,97 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
-from psstore.checkpoint.file_reader import TensorFile, Wanted, verify_file
+import msgspec
+
+from psstore.checkpoint.delta import read_over
+from psstore.checkpoint.file_reader import TensorFile, verify_file
 from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.manifest import (
-    FORMAT,
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    BaseRecord,
     FileRecord,
     Manifest,
     damaged,
     decode_manifest,
+    manifest_digest,
 )
-from psstore.checkpoint.shard_file import FIRST_PIECE, SHARD_KIND, SLOTS, ShardPiece, plan_shard_file, state_in
-from psstore.checkpoint.slots import SlotRecord, SlotTable
-from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
+from psstore.checkpoint.shard_file import SHARD_KIND
+from psstore.checkpoint.shard_reader import ReadSlice, ShardFile, Target
+from psstore.checkpoint.slots import SlotRecord
+from psstore.checkpoint.state import StoreState, TensorRecord
 from psstore.checkpoint.storage import Storage, read_all, where
 from psstore.checkpoint.url import folder_of
 from psstore.checkpoint.worker_file import WORKER_KIND, WorkerPart, read_worker_file
 from psstore.errors import BadArgument, CheckpointNotFound
-
-Target = Callable[[SlotRecord, int, int], memoryview]
-"""From a slot, the part of it (0 its value, i state buffer i) and its bytes to writable, contiguous memory."""
-
-
-class ReadSlice(NamedTuple):
-    """A part of a slot that is in its target, verified."""
-
-    slot: SlotRecord
-    part: int
-    target: memoryview
-
-
-class ShardFile:
-    """The file of one shard."""
-
-    def __init__(self, file: TensorFile, tensors: Sequence[TensorRecord]) -> None:
-        self._file = file
-        self._tensors = tensors
-
-    @cached_property
-    def state(self) -> ShardState:
-        try:
-            state = state_in(self._file.header.metadata, format_number=FORMAT)
-        except ValueError as error:
-            raise damaged(self._file.name, str(error)) from None
-        if state.index != self._file.record.index:
-            what = f"it is that of shard {state.index}"
-            raise damaged(self._file.name, what, expected=f"shard {self._file.record.index}")
-        return state
-
-    @cached_property
-    def table(self) -> SlotTable:
-        content = self._file.read_piece(self._file.piece_of(SLOTS))
-        try:
-            return SlotTable(bytes(content))
-        except ValueError as error:
-            raise damaged(self._file.name, str(error)) from None
-
-    def read(self, keys: frozenset[int] | None, into: Target, *, pool: HashPool) -> Iterator[ReadSlice]:
-        """See `Checkpoint.read`."""
-        wanted = (
-            Wanted(index, into(piece.slot, piece.part, piece.num_bytes), piece)
-            for index, piece in enumerate(self.pieces, FIRST_PIECE)
-            if keys is None or piece.slot.key in keys
-        )
-        for one in self._file.read(wanted, pool=pool):
-            yield ReadSlice(one.tag.slot, one.tag.part, one.target)
-
-    @cached_property
-    def pieces(self) -> Sequence[ShardPiece]:
-        """What is behind its slots, by those and the catalogue. Raises CheckpointDamaged if that does not fit."""
-        try:
-            plan = plan_shard_file(self._tensors, self.table)
-        except ValueError as error:
-            raise damaged(self._file.name, str(error)) from None
-        bounds = map(self._file.bounds, range(FIRST_PIECE, len(self._file)))
-        if [piece.num_bytes for piece in plan.pieces] != [end - begin for begin, end in bounds]:
-            raise damaged(self._file.name, "its arrays are not those that its slots and the catalogue say")
-        return plan.pieces
 
 
 class Checkpoint:
     """One complete checkpoint, opened. Close it, or use it in a `with`. Thread-safe; every call blocks."""
 
     def __init__(self, storage: Storage, version: int, *, pool: HashPool | None = None) -> None:
-        """Reads the manifest. Raises CheckpointNotFound if there is none, CheckpointDamaged, CheckpointUnsupported and
-        StorageFailed. `pool`: whose threads verify; None makes one."""
+        """Reads the manifest, and that of its base. Raises CheckpointNotFound if there is none, CheckpointDamaged,
+        CheckpointUnsupported and StorageFailed. `pool`: whose threads verify; None makes one."""
         self._storage = storage
         self._folder = folder_of(version)
         self.manifest = read_manifest(storage, version)
+        if self.manifest.base is not None:
+            read_base(storage, self.manifest.base, version=version)
         self.pool = HashPool() if pool is None else pool
         self._owns_pool = pool is None
         self._files: dict[str, TensorFile] = {}
@@ -119,9 +65,18 @@ class Checkpoint:
         return {tensor.spec.name: tensor for tensor in self.store.tensors}
 
     @cached_property
+    def base(self) -> Checkpoint | None:
+        """What it is to be read with, if it is a delta."""
+        base = self.manifest.base
+        return None if base is None else Checkpoint(self._storage, base.version, pool=self.pool)
+
+    @cached_property
     def shards(self) -> Sequence[ShardFile]:
         """Files of the shards that wrote it, as many as they were."""
-        return [ShardFile(self.file(record), self.store.tensors) for record in self.manifest.of_kind(SHARD_KIND)]
+        return [
+            ShardFile(self.file(record), self.store.tensors, is_delta=self.manifest.base is not None)
+            for record in self.manifest.of_kind(SHARD_KIND)
+        ]
 
     def file(self, record: FileRecord) -> TensorFile:
         """A file of the manifest, with header and hashes verified."""
@@ -147,7 +102,10 @@ class Checkpoint:
         up to 32 MiB ahead. Raises CheckpointDamaged: what has been yielded is right, nothing else is."""
         wanted = None if keys is None else frozenset(keys)
         for shard in self.shards:
-            yield from shard.read(wanted, into, pool=self.pool)
+            if self.base is None:
+                yield from shard.read(wanted, into, pool=self.pool)
+            else:
+                yield from read_over(self.base.read, shard, self.store.tensors, wanted, into, pool=self.pool)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -174,9 +132,29 @@ class Checkpoint:
 
 def read_manifest(storage: Storage, version: int) -> Manifest:
     """Raises CheckpointNotFound, CheckpointDamaged, CheckpointUnsupported, StorageFailed."""
+    content = _manifest_content(storage, version)
+    return decode_manifest(content, name=where(storage, f"{folder_of(version)}/{MANIFEST}"), version=version)
+
+
+def read_base(storage: Storage, base: BaseRecord, *, version: int) -> Manifest:
+    """The manifest of what that version is a delta of. Raises CheckpointDamaged if it is not there, or another one."""
+    path = f"{folder_of(base.version)}/{MANIFEST}"
+    delta = f"version {version} has what changed since version {base.version}, and can't be read without it"
+    try:
+        found = manifest_digest(_manifest_content(storage, base.version))
+    except CheckpointNotFound:
+        raise damaged(where(storage, path), f"it is missing; {delta}") from None
+    except msgspec.DecodeError as error:
+        raise damaged(where(storage, path), f"{error}; {delta}") from None
+    if found != base.digest:
+        raise damaged(where(storage, path), f"its digest is {found}; {delta}", expected=base.digest)
+    return read_manifest(storage, base.version)
+
+
+def _manifest_content(storage: Storage, version: int) -> bytes:
     path = f"{folder_of(version)}/{MANIFEST}"
     try:
-        content = read_all(storage, path, at_most=MAX_MANIFEST_BYTES)
+        return read_all(storage, path, at_most=MAX_MANIFEST_BYTES)
     except FileNotFoundError:
         raise CheckpointNotFound(
             f"{storage.url} has no complete checkpoint of version {version}: {where(storage, path)} is not there; list"
@@ -184,12 +162,13 @@ def read_manifest(storage: Storage, version: int) -> Manifest:
             url=storage.url,
             version=version,
         ) from None
-    return decode_manifest(content, name=where(storage, path), version=version)
 
 
 def check_sizes(storage: Storage, manifest: Manifest) -> None:
-    """Whether the files of a manifest are there and as long as it says, without reading them. Raises
-    CheckpointDamaged."""
+    """Whether the files of a manifest, and of its base's, are there and as long as it says, without reading them.
+    Raises CheckpointDamaged."""
+    if manifest.base is not None:
+        check_sizes(storage, read_base(storage, manifest.base, version=manifest.version))
     for record in manifest.files:
         path = f"{folder_of(manifest.version)}/{record.name}"
         try:
@@ -201,10 +180,13 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
 
 
 def verify(storage: Storage, version: int, *, progress: Callable[[int], None] = lambda _: None) -> Manifest:
-    """Reads every byte of a checkpoint, and holds it against its manifest. Raises what opening and reading raise;
-    CheckpointDamaged names the first file that is wrong. `progress` is told of bytes as they are verified."""
+    """Reads every byte of a checkpoint, and of its base, and holds it against its manifest. Raises what opening and
+    reading raise; CheckpointDamaged names the first file that is wrong. `progress` is told of bytes as they are
+    verified."""
     with Checkpoint(storage, version) as checkpoint:
         check_sizes(storage, checkpoint.manifest)
+        if checkpoint.manifest.base is not None:
+            verify(storage, checkpoint.manifest.base.version, progress=progress)
         for record in checkpoint.manifest.files:
             verify_file(checkpoint.file(record), pool=checkpoint.pool, progress=progress)
         for _ in checkpoint.slots():

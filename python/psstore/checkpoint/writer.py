@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from psstore.checkpoint.file_writer import TensorFileWriter
 from psstore.checkpoint.hash_pool import HashPool
-from psstore.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, check_manifest, encode_manifest
+from psstore.checkpoint.manifest import (
+    DELTA_FORMAT,
+    FORMAT,
+    MANIFEST,
+    BaseRecord,
+    FileRecord,
+    Manifest,
+    check_manifest,
+    encode_manifest,
+)
 from psstore.checkpoint.shard_file import SHARD_KIND, ShardPiece, metadata_of, plan_shard_file
 from psstore.checkpoint.slots import SlotTable
 from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
@@ -38,14 +47,16 @@ class ShardFileWriter:
         tensors: Sequence[TensorRecord],
         table: SlotTable,
         pool: HashPool,
+        changed: Mapping[int, int] | None = None,
     ) -> None:
-        """`tensors`: the catalogue, as the manifest will have it. Raises ValueError for slots that do not fit it, and
+        """`tensors`: the catalogue, as the manifest will have it. `changed`: of a delta, how many rows of each
+        partition have changed since its base, by key. Raises ValueError for slots that do not fit it, and
         StorageFailed."""
-        plan = plan_shard_file(tensors, table)
+        plan = plan_shard_file(tensors, table, changed)
         self.pieces: Sequence[ShardPiece] = plan.pieces
         self._index = state.index
         name = f"{SHARD_KIND}-{state.index:05d}-of-{state.num_shards:05d}.{attempt}.safetensors"
-        metadata = metadata_of(state, format_number=FORMAT)
+        metadata = metadata_of(state, changed, format_number=FORMAT if changed is None else DELTA_FORMAT)
         self._file = TensorFileWriter(storage, f"{folder_of(state.version)}/{name}", plan.entries, metadata, pool=pool)
         try:
             self._file.write([table.content])
@@ -71,19 +82,26 @@ class ShardFileWriter:
 
 
 def commit(
-    storage: Storage, *, attempt: str, store: StoreState, files: Sequence[FileRecord], created: float | None = None
+    storage: Storage,
+    *,
+    attempt: str,
+    store: StoreState,
+    files: Sequence[FileRecord],
+    created: float | None = None,
+    base: BaseRecord | None = None,
 ) -> Manifest:
-    """Makes the files a checkpoint, once and for all. Raises CheckpointDamaged if one of them is not there as its
-    writer said, StorageFailed, and InternalError for what can't be one, as when a shard's
-    is missing."""
+    """Makes the files a checkpoint, once and for all. `base`: of a delta, what it is to be read with. Raises
+    CheckpointDamaged if one of the files is not there as its writer said, StorageFailed, and InternalError for what
+    can't be one, as when a shard's is missing."""
     manifest = Manifest(
-        format=FORMAT,
+        format=FORMAT if base is None else DELTA_FORMAT,
         psstore=__version__,
         version=store.decision,
         attempt=attempt,
         created=time.time() if created is None else created,
         files=tuple(sorted(files, key=lambda file: (file.kind, file.index))),
         store=store,
+        base=base,
     )
     try:
         check_manifest(manifest, version=store.decision)

@@ -109,7 +109,8 @@ class CheckpointKeeper:
             assert self._gathering is not None, "it has just been looked at"
             return Begun(ready=False, gathering=True, version=self._gathering.version)
         state, parts = gathered
-        name = place.begin(state.decision)
+        has_rows = any(tensor.spec.rows is not None for tensor in state.tensors)
+        name, since = place.begin(state.decision, has_rows=has_rows)
         self._attempt = _Attempt(place, name, state, parts, reader=asked.reader, asked_at=self._now())
         fact = SaveFact(
             url=place.url,
@@ -117,6 +118,7 @@ class CheckpointKeeper:
             attempt=name,
             reader=asked.reader,
             tensors=to_ranges(tensor.id for tensor in state.tensors),
+            since=since,
         )
         decisions = self._coordinator.rounds.log.since(0)
         return Begun(ready=True, version=state.decision, save=self._signer.sign(fact), decisions=decisions)

@@ -38,8 +38,9 @@ class KeptPlace(Protocol):
     def is_ready(self) -> bool:
         """Whether it is the store's by now. Raises StorageError, BadArgument if it can't be."""
 
-    def begin(self, version: int) -> str:
-        """The name of a new attempt. REQUIRES: `is_ready`."""
+    def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
+        """The name of a new attempt, and the version since which it is to have what has changed of tables; None: all of
+        it. `has_rows`: there are tables. REQUIRES: `is_ready`."""
 
     def keep(
         self, name: str, state: StoreState, parts: Sequence[WorkerPart], records: Sequence[FileRecord]
@@ -57,10 +58,11 @@ class StoragePlace:
     """A `KeptPlace` with a thread of its own, which takes it, does what is to be done there, and says that the owner
     lives."""
 
-    def __init__(self, url: str, *, keep: int = ALL) -> None:
-        """`keep`: how many of the newest checkpoints stay there."""
+    def __init__(self, url: str, *, keep: int = ALL, full_every: int = 1) -> None:
+        """`keep`, `full_every`: see OwnedPlace."""
         self.url = url
         self._keep = keep
+        self._full_every = full_every
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ownership: Ownership | None = None
         self._owned = self._submit(self._take)
@@ -84,9 +86,10 @@ class StoragePlace:
         self._owned.result()
         return True
 
-    def begin(self, version: int) -> str:
+    def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
         """See KeptPlace."""
-        return self._owned.result().begin(version)
+        owned = self._owned.result()
+        return owned.begin(version, has_rows=has_rows), owned.base_of(version)
 
     def keep(
         self, name: str, state: StoreState, parts: Sequence[WorkerPart], records: Sequence[FileRecord]
@@ -133,7 +136,7 @@ class StoragePlace:
     def _take(self) -> OwnedPlace:
         place = open_place(self.url).place
         self._ownership = take(place.storage)
-        return OwnedPlace(place, self._ownership, keep=self._keep)
+        return OwnedPlace(place, self._ownership, keep=self._keep, full_every=self._full_every)
 
     def _run(self) -> None:
         while True:

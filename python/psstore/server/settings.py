@@ -78,6 +78,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str | None = None
     keep: int = 3
+    full_every: int = 1
     every_s: float | None = None
     """How often they are to be written, if that is by the clock."""
     any_place: bool = False
@@ -211,6 +212,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, _text("how often: so many decisions, as 500, or seconds, as 60s; one more is written at a clean end")
     ] = "300s"
     keep: Annotated[int, Meta(ge=1), _text("how many of the newest checkpoints stay")] = 3
+    full_every: Annotated[
+        int,
+        Meta(ge=1),
+        _text(
+            "of so many checkpoints one has all rows of tables, and the others those that changed since; takes 4 to 8"
+            " bytes a row of snapshot_memory (1: each has all)"
+        ),
+    ] = 1
     restore: Annotated[
         str | None,
         _text(

@@ -284,6 +284,7 @@ def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core
         num_sharing=settings.num_sharing,
         max_memory_bytes=settings.max_memory_bytes,
         max_kept_bytes=settings.max_kept_bytes,
+        notes_row_decisions=settings.checkpoint.full_every > 1,
     )
 
 
@@ -330,7 +331,7 @@ def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None) -> Stora
     chosen = settings.checkpoint
     if keeper is None or chosen.url is None:
         return None
-    place = StoragePlace(chosen.url, keep=chosen.keep)
+    place = StoragePlace(chosen.url, keep=chosen.keep, full_every=chosen.full_every)
     keeper.has_place(place)
     return place
 

@@ -58,18 +58,23 @@ class ShardSaver:
         image = self._image(fact)
         ids = {tensor.id for tensor in tensors}
         slots = SlotTable.of(slot for slot in SlotTable(image.slots) if slot.key >> _core.SLICE_INDEX_BITS in ids)
+        changed = None if fact.since is None else self._choose_changed(image, slots, fact.since)
         state = ShardState(index=self._index, num_shards=self._num_shards, version=fact.version)
         storage = open_place(fact.url).place.storage
         with (
             HashPool(yielding=True) as pool,
             ShardFileWriter(
-                storage, attempt=fact.attempt, state=state, tensors=tensors, table=slots, pool=pool
+                storage, attempt=fact.attempt, state=state, tensors=tensors, table=slots, pool=pool, changed=changed
             ) as writer,
         ):
             for batch in _batches(writer.pieces):
                 read = self._shard.read_image(image, [(piece.slot.key, piece.part) for piece in batch])
                 writer.write(list(_views(read, batch)))
             return msgspec.json.encode(writer.finish())
+
+    def _choose_changed(self, image: _core.TableImage, slots: SlotTable, since: int) -> dict[int, int]:
+        """How many rows of each partition have changed, by key: those that the image has from here on."""
+        return {slot.key: self._shard.choose_changed(image, slot.key, since) for slot in slots if slot.num_rows}
 
     def _image(self, fact: SaveFact) -> _core.TableImage:
         until = time.monotonic() + APPLY_S

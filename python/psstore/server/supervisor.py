@@ -790,6 +790,7 @@ class Supervisor:
             checkpoint=CheckpointSettings(
                 url=settings.checkpoint,
                 keep=settings.keep,
+                full_every=settings.full_every,
                 every_s=settings.checkpoint_interval().seconds if settings.checkpoint is not None else None,
                 any_place=settings.token_file is None,
                 restore=self._restore,

@@ -141,6 +141,8 @@ class SaveFact(Message, frozen=True, kw_only=True, tag="save"):
     """Who holds that decision, with rule state."""
     tensors: Ranges
     """Ids of the catalogue at that decision."""
+    since: int | None = None
+    """The decision since which rows of tables have changed that are to be in it; None: all of them are."""
 
 
 class SavedFact(Message, frozen=True, kw_only=True, tag="saved"):
