@@ -96,7 +96,8 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` to its end, after what was submitted before. Blocks; all other work goes on meanwhile.
 
-        Ctrl-C ends the wait and the work. Raises StoreClosed if the thread has ended or does so meanwhile.
+        Ctrl-C, or another signal whose handler raises, ends the wait and the work. Raises StoreClosed if the thread has
+        ended or does so meanwhile.
         """
         outer = asyncio._get_running_loop()
         if outer is not None:
@@ -105,8 +106,8 @@ class LoopThread:
             work.close()
             raise StoreClosed(_CLOSED)
         interrupts = Interrupts(self._loop.wake, main=self._main)
-        interrupts.begin()
         try:
+            interrupts.begin()
             self._take()
             try:
                 return self._drive(work, interrupts)
@@ -220,7 +221,7 @@ class LoopThread:
                 self._pass_on()
 
     def _step(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """To the next future that it awaits. Ctrl-C can't strike here, but other signals' handlers may raise."""
+        """To the next future that it awaits. No handler of a signal that is put off can strike here."""
         try:
             return work.send(None)
         except (Exception, asyncio.CancelledError):
@@ -308,7 +309,7 @@ class LoopThread:
             self._loop.wake()
 
     def _follow(self, future: asyncio.Future[Any], interrupts: Interrupts) -> None:
-        """Sleeps until the future is done, the lead is free, or Ctrl-C."""
+        """Sleeps until the future is done, the lead is free, or a signal came."""
         sleep = threading.Lock()
         sleep.acquire()
 
@@ -370,7 +371,7 @@ class LoopThread:
     def _turn_alone(self) -> None:
         try:
             self._loop.turn(self._loop.poll(0))
-        except Exception:  # ours, whatever it is: the connections were ended, what was asked goes on
+        except BaseException:  # ours, whatever it is: the connections were ended, what was asked goes on
             _log.exception("a bug in psstore: all connections of this store were ended")
 
     def _end(self) -> None:

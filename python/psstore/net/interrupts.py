@@ -1,4 +1,4 @@
-"""Puts off Ctrl-C while a caller does a store's work on its own thread, which must not end halfway."""
+"""Puts off signals while a caller does a store's work on its own thread, which must not end halfway."""
 
 from __future__ import annotations
 
@@ -14,45 +14,62 @@ _signal: Any = importlib.import_module("_signal")
 
 Handler = Callable[[int, FrameType | None], Any]
 
+PUT_OFF = tuple(
+    int(getattr(signal, name))  # a bare number is looked up ten times as fast as its name
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGXCPU", "SIGUSR1", "SIGUSR2")
+)
+"""Those whose handlers are known to raise: Ctrl-C, requests to end, time limits."""
+
 
 class Interrupts:
-    """From `begin` to `end` SIGINT is noted, and ends what the thread waits for; `deliver` does what it means.
+    """From `begin` to `end` these signals are noted, and end what the thread waits for; `deliver` does what they mean.
 
-    Only the main thread has it, and only if Python code handles it; on others nothing happens here.
+    Only the main thread has it, and only for signals that Python code handles; on others nothing happens here.
     """
 
-    __slots__ = ("_frame", "_main", "_previous", "pending", "wake")
+    __slots__ = ("_main", "_previous", "pending", "wake")
 
     def __init__(self, wake: Callable[[], object], *, main: int | None) -> None:
         """`main`: number of this process's main thread."""
         self.wake = wake
         """Ends the wait that the thread is in."""
         self._main = main
-        self.pending = False
-        self._frame: FrameType | None = None
-        self._previous: Handler | None = None
+        self.pending: dict[int, FrameType | None] = {}
+        """Those that came and are not delivered, each with where it struck."""
+        self._previous: dict[int, Handler] = {}
+        """The program's handlers."""
 
     def begin(self) -> None:
+        """A handler that is not put off yet may raise here: `end` is due all the same."""
         if threading.get_ident() == self._main:
-            previous = _signal.getsignal(signal.SIGINT)
-            if callable(previous):
-                self._previous = previous
-                _signal.signal(signal.SIGINT, self._note)
+            for number in PUT_OFF:
+                previous = _signal.getsignal(number)
+                if callable(previous):
+                    self._previous[number] = previous
+                    _signal.signal(number, self._note)
 
     def end(self) -> None:
         """Also delivers what was noted last."""
-        if self._previous is not None:
-            if _signal.getsignal(signal.SIGINT) == self._note:  # nobody has set another one meanwhile
-                _signal.signal(signal.SIGINT, self._previous)
-            if self.pending:
-                self.deliver()
+        if not self._previous:
+            return
+        try:
+            for number, previous in self._previous.items():
+                if _signal.getsignal(number) == self._note:  # nobody has set another one meanwhile
+                    _signal.signal(number, previous)
+        except BaseException:  # from a handler that is back already, while others are not
+            self.end()
+            raise
+        self.deliver()
 
     def deliver(self) -> None:
-        """Calls the program's handler, which usually raises KeyboardInterrupt."""
-        self.pending = False
-        if self._previous is not None:
-            self._previous(signal.SIGINT, self._frame)
+        """Calls the program's handlers, which usually raise, as KeyboardInterrupt."""
+        if self.pending:
+            number, frame = self.pending.popitem()
+            try:
+                self._previous[number](number, frame)
+            finally:
+                self.deliver()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.pending, self._frame = True, frame
+        self.pending[number] = frame
         self.wake()

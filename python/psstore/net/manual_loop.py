@@ -90,8 +90,8 @@ class ManualLoop:
             raise
 
     def distrust(self) -> None:
-        """An exception struck from outside, as of a signal's handler: how far the connections are is not known. Ends
-        them; what was not answered is sent again on the next ones."""
+        """An exception struck from outside, as of a signal that is not put off: how far the connections are is not
+        known. Ends them; what was not answered is sent again on the next ones."""
         self.on_distrust()
 
     def _turn(self, events: Sequence[tuple[int, int]]) -> None:
