@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -11,7 +12,7 @@ import pytest
 import psstore
 from psstore.errors import BadArgument
 from psstore.net.address import TcpAddress
-from psstore.net.sockets import choose_congestion_control
+from psstore.net.sockets import choose_congestion_control, connect_on
 from psstore.server.listening import bind_shards
 from psstore.server.settings import ServerSettings
 from tests.support.server_process import StoreProcess
@@ -41,6 +42,18 @@ def ours() -> set[bytes]:
             if sock.family == socket.AF_INET and sock.getpeername():
                 found.add(congestion_control(sock))
     return found
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_socket_that_met_itself_is_refused(family: socket.AddressFamily, host: str) -> None:
+    async def connect() -> None:
+        with socket.socket(family) as sock:
+            sock.setblocking(False)
+            sock.bind((host, 0))
+            await connect_on(asyncio.get_running_loop(), sock, sock.getsockname())
+
+    with pytest.raises(ConnectionRefusedError):
+        asyncio.run(connect())
 
 
 @pytest.mark.sockets

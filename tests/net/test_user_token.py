@@ -17,6 +17,7 @@ from psstore.config import token_directories
 from psstore.net import user_token
 from psstore.net.address import TcpAddress, UnixAddress, parse_address
 from psstore.net.user_token import UserToken, find, name_of
+from tests.support.free_ports import free_ports
 from tests.support.raw_client import RawClient
 from tests.support.server_process import StoreProcess
 from tests.support.server_thread import make_service, serving
@@ -95,14 +96,15 @@ def test_files_are_of_their_user_alone_and_go_with_the_store() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_next_store_on_the_same_port_has_another_token(end: signal.Signals) -> None:
-    with StoreProcess() as first:
+    (port,) = free_ports(1)
+    with StoreProcess(port=port) as first:
         url, before = first.url, find(first.url)
         with psstore.connect(url, role="client"):
             pass
         first.signal(end)
         first.wait()
     assert find(url) is None
-    with StoreProcess(port=int(url.rpartition(":")[2])) as second:
+    with StoreProcess(port=port) as second:
         assert second.url == url
         assert find(url) not in (None, before)
         with psstore.connect(url) as store:

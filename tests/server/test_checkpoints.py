@@ -42,6 +42,7 @@ from psstore.server.checkpoint_place import StoragePlace
 from psstore.types import Consistency, TensorSpec
 from psstore.wire import messages as m
 from tests.support.cluster import PATIENCE_S
+from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 F32 = np.float32
@@ -303,8 +304,8 @@ def hosts(count: int, token: Path, *flags: str) -> Iterator[str]:
 
 def test_who_lives_through_a_restart_is_told_where_the_store_is_again(tmp_path: Path) -> None:
     flags = ("--checkpoint", str(tmp_path / "run"))
-    with served(*flags, shards=1) as first, training(first) as worker:
-        port = int(first.url.rpartition(":")[2])
+    (port,) = free_ports(1)
+    with served(*flags, shards=1, port=port) as first, training(first) as worker:
         reader = psstore.connect(first.url, role="client", timeout_s=PATIENCE_S)
         step(worker, 1)
         worker.checkpoint()

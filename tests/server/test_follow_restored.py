@@ -17,6 +17,7 @@ from psstore.errors import StoreUnreachable
 from psstore.server.other_member import refuses
 from tests.server.test_checkpoints import SHAPES, served, step, training
 from tests.support.cluster import PATIENCE_S
+from tests.support.free_ports import free_ports
 from tests.support.server_process import END_S, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 def test_a_reader_of_a_store_that_goes_back_reads_it_whole_and_says_so(tmp_path: Path) -> None:
     flags = ("--checkpoint", str(tmp_path / "run"))
-    with ExitStack() as ends, served(*flags, shards=2) as first, training(first) as worker:
-        port = int(first.url.rpartition(":")[2])
+    (port,) = free_ports(1)
+    with ExitStack() as ends, served(*flags, shards=2, port=port) as first, training(first) as worker:
         reader = ends.enter_context(psstore.follow(first.url, list(SHAPES), timeout_s=PATIENCE_S))
         step(worker, 1)
         worker.checkpoint()

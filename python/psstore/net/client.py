@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import logging
 import math
@@ -21,7 +20,7 @@ from psstore.net.certificates import Certificates
 from psstore.net.client_connection import ClientConnection
 from psstore.net.deadline_timer import DeadlineTimer
 from psstore.net.names import current_host
-from psstore.net.sockets import choose_congestion_control
+from psstore.net.sockets import choose_congestion_control, connect_on
 from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.requests import Future
 from psstore.protocol.session import Session
@@ -316,7 +315,7 @@ class Reconnector:
                 if self._max_segment_bytes is not None:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._max_segment_bytes)
             tls = self._tls(address)
-            await _connect(self._loop, sock, where)
+            await connect_on(self._loop, sock, where)
             return ClientConnection(self.session, self._loop, sock, tls=tls)
         except BaseException:
             sock.close()
@@ -395,18 +394,3 @@ class QuietFuture(asyncio.Future[object]):
     def set_exception(self, exception: type | BaseException, /) -> None:
         super().set_exception(exception)
         self.exception()  # seen
-
-
-async def _connect(loop: asyncio.AbstractEventLoop, sock: socket.socket, where: Any) -> None:
-    """`loop.sock_connect`, but that uvloop's starts libuv's threads to resolve even an IP address."""
-    code = sock.connect_ex(where)
-    if code == errno.EINPROGRESS:
-        ready: asyncio.Future[None] = loop.create_future()
-        loop.add_writer(sock, lambda: None if ready.done() else ready.set_result(None))
-        try:
-            await ready
-        finally:
-            loop.remove_writer(sock)
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        raise OSError(code, os.strerror(code))

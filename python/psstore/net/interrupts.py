@@ -18,7 +18,7 @@ PUT_OFF = tuple(
     int(getattr(signal, name))  # a bare number is looked up ten times as fast as its name
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGXCPU", "SIGUSR1", "SIGUSR2")
 )
-"""Those whose handlers are known to raise: Ctrl-C, requests to end, time limits."""
+"""Signals whose handlers are known to raise: Ctrl-C, requests to end, time limits."""
 
 
 class Interrupts:
@@ -35,7 +35,7 @@ class Interrupts:
         """Ends the wait that the thread is in."""
         self._main = main
         self.pending: dict[int, FrameType | None] = {}
-        """Those that came and are not delivered, each with where it struck."""
+        """What came and is not delivered yet, each with where it struck."""
         self._previous: dict[int, Handler] = {}
         """The program's handlers."""
 

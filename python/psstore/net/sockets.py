@@ -8,14 +8,16 @@ as without. So small a fixed window would cap a link with real latency.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 import struct
 import sys
 import termios
-from typing import Protocol
+from typing import Any, Protocol
 
 from psstore.errors import BadArgument
 from psstore.net.address import is_loopback
@@ -50,6 +52,27 @@ class _Options(Protocol):
     @property
     def family(self) -> int: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+
+
+async def connect_on(loop: asyncio.AbstractEventLoop, sock: socket.socket, where: Any) -> None:
+    """`loop.sock_connect`, but that uvloop's starts libuv's threads to resolve even an IP address. Raises OSError.
+
+    A socket that the system has given the very port that it is to connect to, where nobody listens, is connected to
+    itself (RFC 9293, 3.5: a simultaneous open), and would keep the port from whoever is to listen there: that is
+    refused, too."""
+    code = sock.connect_ex(where)
+    if code == errno.EINPROGRESS:
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_writer(sock, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            loop.remove_writer(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if not code and sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
+        code = errno.ECONNREFUSED
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 def tune(sock: _Options) -> None:
