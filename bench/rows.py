@@ -39,7 +39,7 @@ from bench.command import Subject, run
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
 from bench.processes import store_server
-from bench.report import Cell, Report, Table
+from bench.report import Cell, Chart, Report, Table
 from bench.row_caches import Cached
 from bench.row_growth import growth
 from bench.row_parts import Parts
@@ -278,6 +278,7 @@ def report(
             Table("Caches", row_caches.HEADERS, [row for one in in_caches for row in row_caches.rows_of(one)]),
             parts_table(of_parts),
         ],
+        charts=[_rates(found)],
         notes=[f"Not run: {name}: {why}." for name, why in found[0].absent.items()],
         summary=[
             ["rows", f"{one.num_ids:,} ids, {where}", f"{1e3 * _median(one, name):.3g} ms", *_ratios(one, name)]
@@ -336,6 +337,22 @@ def links_report(table: Table) -> Report:
     )
 
 
+def _rates(found: Sequence[Found]) -> Chart:
+    """A panel for steps of so many ids, of those that are measured by the same limit."""
+    series = {
+        f"{one.num_ids:,} ids a step, {'over tcp' if limit == SOCKETS else 'on one host'}": {
+            name: _million_rows_per_s(one, name) for name in one.series if limit_of(name) == limit
+        }
+        for one in found
+        for limit in (LIMIT, SOCKETS)
+    }
+    return Chart("", "Rows pulled, pushed and stepped", "million rows/s", series)
+
+
+def _million_rows_per_s(found: Found, name: str) -> float:
+    return found.num_ids / _median(found, name) / 1e6
+
+
 def _median(found: Found, name: str) -> float:
     return found.series[name].median
 
@@ -356,9 +373,8 @@ def _ratios(found: Found, name: str) -> list[Cell]:
 
 def _row(found: Found, name: str) -> list[Cell]:
     series, limit = found.series[name], found.series[limit_of(name)]
-    rate = found.num_ids / series.median / 1e6
     ratios = [series.median / limit.median, 1e3 * series.cpu_s, series.cpu_s / limit.cpu_s]
-    return [f"{found.num_ids:,}", name, 1e3 * series.median, rate, *ratios]
+    return [f"{found.num_ids:,}", name, 1e3 * series.median, _million_rows_per_s(found, name), *ratios]
 
 
 def _coded_row(found: Coded, codec: str) -> list[Cell]:

@@ -27,7 +27,7 @@ from torch import nn
 
 from bench.command import Subject, run
 from bench.machine import machine
-from bench.report import DIVERGES, Report, Table
+from bench.report import DIVERGES, Chart, Report, Table
 from psstore.cli.demo.data import Digits, scikit_learn_digits
 from psstore.client.local import LocalStore
 from psstore.torch import DistributedOptimizer
@@ -174,9 +174,20 @@ def staleness(chosen: argparse.Namespace) -> Report:
                 [[rate, *(_cell(of[name]) for name in WAYS)] for rate, of in losses.items()],
             )
         ],
+        charts=[_curves(losses)],
         figures=[{"seeds": len(seeds), "gradients": gradients, "losses": losses}],
         machine=machine("torch"),
     )
+
+
+def _curves(losses: Mapping[str, Mapping[str, list[float]]]) -> Chart:
+    """A line for each way, as far as it learns."""
+    series = {
+        name: {rate: median for rate, of in losses.items() if (median := float(np.median(of[name]))) < OF_NOTHING}
+        for name in WAYS
+    }
+    title = "Loss by learning rate, gradients stale by 15 steps in async"
+    return Chart("", title, "loss", series, kind="lines", x_axis="learning rate")
 
 
 def _cell(losses: list[float]) -> float | str:

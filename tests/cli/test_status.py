@@ -48,7 +48,7 @@ def test_it_says_how_a_store_is(tmp_path: Path) -> None:
     transfers = told.pop("transfers")
     assert told == {
         "mode": "sync", "num_workers": 2, "version": 1, "tensors": 2, "live": [0], "lost": [], "left": [1],
-        "absent": [], "staleness": {"0": 2}, "commits_waiting": 0, "torn": "", "restored": None,
+        "absent": [], "staleness": {"0": 2}, "commits_waiting": 0, "waited_for": "", "torn": "", "restored": None,
         "tables": [{"name": "items", "rows": 3, "row_bytes": 72, "rows_evicted": 0, "rows_refused": 0}],
     }  # fmt: skip
     assert [(one["rank"], one["clock"], one["ahead"]) for one in workers] == [(0, 1, 0)]

@@ -51,6 +51,8 @@ def lines_of(found: StoreStatus) -> list[str]:
         f"workers     {', '.join(workers) or 'none has joined'} (of {found.num_workers})",
         f"checkpoint  {last}",
     ]
+    if found.waited_for:
+        lines.append(f"waits       for {found.waited_for}")
     refused = [f"{one.refused:,} of rank {one.rank}" for one in found.workers if one.refused]
     if refused:
         lines.append(f"refused     {', '.join(refused)}: contributions of a norm far beyond the usual, or not finite")

@@ -21,6 +21,7 @@ from psstore.client.arguments import Options
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.store import AsyncStore, Store
+from psstore.client.wait_notices import WaitNotices
 from psstore.errors import BadArgument, DeviceFailed, ProtocolError, PsstoreError, StoreClosed
 from psstore.memory import DEFAULT_SNAPSHOT_PART, HANDED_PART, limit_bytes
 from psstore.net.client import QuietFuture
@@ -257,6 +258,7 @@ class LocalDriver:
         client.num_workers = self._cluster.consistency.num_workers
         if options.role == "worker":
             await client.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
+            WaitNotices(client, self._cluster.loop)
         return Operations(client, wait_s=options.wait_s)
 
     def now(self) -> float:

@@ -19,6 +19,7 @@ from psstore.client.direct import Direct
 from psstore.client.flow_control import Pace
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
+from psstore.client.wait_notices import WaitNotices
 from psstore.config import Transport
 from psstore.errors import BadArgument, BadSignature, RankTaken, RolledBack, TooManyWorkers
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
@@ -165,6 +166,7 @@ class Remote:
             assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, routes[0], self.thread.loop)
             await self._heartbeats.begun(options.connect_timeout_s)
+            WaitNotices(client, self.thread.loop)
         pace = Pace(self.thread.loop, len(client.shards)) if identity.features else None
         operations = Operations(client, wait_s=options.wait_s, pace=pace, over_sockets=True)
         self.direct = Direct(operations, self._driver, self.thread)

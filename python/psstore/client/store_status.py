@@ -139,6 +139,8 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds by which a worker was ahead of the slowest -> commits that were answered so; of 2 and 3 together at 2, of
     4 to 7 at 4, and so on."""
     commits_waiting: int
+    waited_for: str = ""
+    """Which workers the others wait for at this moment, each with where it is; '': nobody waits."""
     torn: str = ""
     """Why there will be no other version; '': nothing is in the way."""
     restored: int | None
@@ -187,6 +189,7 @@ def status_of(
         transfers=tuple(one for counters in shards for one in transfers_of(counters) if one.rank in live),
         staleness=staleness_of(first),
         commits_waiting=int(first["commits_waiting"]),
+        waited_for=str(first.get("waited_for", "")),
         torn=str(first.get("torn", "")),
         restored=restored,
         checkpoint=checkpoint_of(first),

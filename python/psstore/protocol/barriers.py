@@ -107,6 +107,10 @@ class Barriers:
             return None
         return min((at.until for waits in self._waits.values() for at in waits.values()), default=None)
 
+    def waited_for(self, now: float) -> str:
+        """Which workers are missing at a barrier, described; '': nobody waits."""
+        return next((self._missing_at(name, now) for name, waits in self._waits.items() if waits), "")
+
     # ---- how ----
 
     def _complain(self, name: str, waits: dict[int, AtBarrier], now: float) -> list[Reply]:
@@ -140,6 +144,9 @@ class Barriers:
         if lost:
             who = f"rank {rank} waited {waited_s:g} s for a replacement: barrier {name!r}"
             return self._worker_lost(who, lost[0], now, waited_s=waited_s)
-        missing = sorted(self._membership.expected() - set(self._waits[name]))
-        who = ", ".join(self._membership.describe(rank, now) for rank in missing)
+        who = self._missing_at(name, now)
         return DeadlineExceeded(f"rank {rank} waited {waited_s:g} s at barrier {name!r} for {who}", waited_s=waited_s)
+
+    def _missing_at(self, name: str, now: float) -> str:
+        missing = sorted(self._membership.expected() - set(self._waits[name]))
+        return ", ".join(self._membership.describe(rank, now) for rank in missing)

@@ -130,6 +130,10 @@ class Client:
         """The coordinator wants to know what the shards have applied."""
         self._unanswered = False
         """A commit was sent, and what became of it is not known here."""
+        self.waits_since: float | None = None
+        """When it began to wait for other workers; None: it does not."""
+        self.on_wait: Callable[[], None] | None = None
+        """Told before each such wait."""
         self._torn: TornRound | None = None
         """Why some slices will never be read again."""
         self._driver = driver
@@ -279,6 +283,11 @@ class Client:
         """Counters of each shard."""
         replies = await collect([self._request(session, "STATS") for session in self.shards])
         return [reply.counters for reply in replies]
+
+    async def waited_for(self) -> str:
+        """Which workers others wait for at this moment, described; '': nobody waits."""
+        reply = await self._request(self.sessions[0], "STATS")
+        return str(reply.counters.get("waited_for", ""))
 
     # ---- data ----
 
@@ -798,6 +807,9 @@ class Client:
         session = self.sessions[0]
         answer, now = self._driver.future(), self._driver.now()
         session.request(op, answer, now=now, timeout_s=wait_s + GRACE_S, body=body)
+        self.waits_since = now
+        if self.on_wait is not None:
+            self.on_wait()
         self._driver.await_answer(session)
         try:
             return await answer
@@ -807,6 +819,8 @@ class Client:
                 session.abandon_reads(torn)
                 self._driver.flush(session)
             raise
+        finally:
+            self.waits_since = None
 
     def _request(self, session: Session, op: str, *, timeout_s: float | None = None, **parts: Any) -> Future:
         future = self._ask(session, op, self._driver.future(), timeout_s=timeout_s, **parts)

@@ -328,6 +328,7 @@ class Coordinator:
             "workers_live": len(live),
             "workers_lost": len(lost),
             "commits_waiting": self.rounds.num_waiting,
+            "waited_for": self.rounds.waited_for(now) or self._barriers.waited_for(now),
             "ranks_live": ",".join(map(str, live)),
             "ranks_lost": ",".join(map(str, sorted(lost))),
             "ranks_left": ",".join(map(str, sorted(self.membership.left))),

@@ -51,6 +51,11 @@ class PromisedPushes:
         return bool(self._owing)
 
     @property
+    def num_waiting(self) -> int:
+        """Workers that have pushed what they promised, and wait for the others'."""
+        return len(self._waits.of)
+
+    @property
     def owing(self) -> list[int]:
         return sorted(self._owing)
 

@@ -141,6 +141,14 @@ class Rounds:
             + self._promised.waited_s(rank, now)
         )
 
+    def waited_for(self, now: float) -> str:
+        """Which workers those wait for who have ended a round, described; '': nobody waits."""
+        if self._staged.of:
+            return self._described(self._missing(), now)
+        if self._promised.num_waiting or (self._promised.pending and self._owed.of):
+            return self._described(self._promised.owing, now)
+        return self._described(self._missing(), now) if self._owed.of else ""
+
     def staleness(self) -> dict[int, int]:
         """Rounds by which a worker was ahead of the slowest -> commits that were answered so: 2 and 3 together at 2,
         4 to 7 at 4, and so on."""
@@ -563,19 +571,23 @@ class Rounds:
             waited_s = waiting.commit.wait_s
             who = f"rank {rank} waited {waited_s:g} s for a replacement: round {waiting.commit.round}"
             return self._worker_lost(who, lost[0], now, waited_s=waited_s)
-        if self._promised.pending and rank in self._owed.of:
-            missing = self._promised.owing
-        elif self._lockstep:
-            missing = self.awaited
-        else:
-            slowest = self._membership.slowest_clock()
-            missing = [r for r in sorted(self._membership.expected()) if self._membership.clock(r) == slowest]
-        who = ", ".join(self._membership.describe(r, now) for r in missing) or "nobody"
-        if not missing and self.roster.num_missing:
-            who = f"{self.roster.num_missing} more workers to come"
+        missing = self._promised.owing if self._promised.pending and rank in self._owed.of else self._missing()
         return DeadlineExceeded(
-            f"rank {rank} waited {waiting.commit.wait_s:g} s at the end of round {waiting.commit.round} for {who}",
+            f"rank {rank} waited {waiting.commit.wait_s:g} s at the end of round {waiting.commit.round} for"
+            f" {self._described(missing, now)}",
             round=waiting.commit.round,
             waited_s=waiting.commit.wait_s,
             rank=missing[0] if missing else rank,
         )
+
+    def _missing(self) -> list[int]:
+        """Ranks whose commits are waited for: in lockstep those who have none, else the slowest."""
+        if self._lockstep:
+            return self.awaited
+        slowest = self._membership.slowest_clock()
+        return [rank for rank in sorted(self._membership.expected()) if self._membership.clock(rank) == slowest]
+
+    def _described(self, missing: Sequence[int], now: float) -> str:
+        if not missing and self.roster.num_missing:
+            return f"{self.roster.num_missing} more workers to come"
+        return ", ".join(self._membership.describe(rank, now) for rank in missing) or "nobody"

@@ -1,0 +1,56 @@
+"""Says in the log whom a worker waits for, while it waits: a training that stands still should not look like one that
+hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from psstore.errors import PsstoreError
+from psstore.protocol.client import Client
+
+FIRST_NOTICE_S = 10.0
+"""A wait so long is told of. Each further notice comes when it is twice as long as at the last one."""
+
+_log = logging.getLogger("psstore.client")
+
+
+class WaitNotices:
+    """Looks from time to time whether the client waits for other workers, as long as it does now and then."""
+
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._since: float | None = None
+        """When the wait began of which `_next_s` is the next notice."""
+        self._next_s = FIRST_NOTICE_S
+        client.on_wait = self._begun
+
+    def _begun(self) -> None:
+        """Called before each wait: a timer for each would cost more than most of them."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(FIRST_NOTICE_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        since = self._client.waits_since
+        if since is None:
+            return
+        if since != self._since:
+            self._since, self._next_s = since, FIRST_NOTICE_S
+        due_in_s = since + self._next_s - self._loop.time()
+        if due_in_s <= 0.0:
+            self._task = self._loop.create_task(self._tell(since))
+            due_in_s += self._next_s
+            self._next_s *= 2.0
+        self._timer = self._loop.call_later(max(due_in_s, FIRST_NOTICE_S), self._look)
+
+    async def _tell(self, since: float) -> None:
+        with contextlib.suppress(PsstoreError):  # whoever waits hears of it
+            who = await self._client.waited_for()
+            if who and self._client.waits_since == since:
+                waited_s = self._loop.time() - since
+                _log.warning("rank %d has waited %.0f s so far for %s", self._client.identity.rank, waited_s, who)

@@ -1,0 +1,95 @@
+"""Who waits for other workers says for whom, again and again, and no more once the wait is over."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psstore import LocalStore
+from psstore.client import wait_notices
+from psstore.client.store import Store
+from tests.support.cluster import PATIENCE_S, clusters
+from tests.support.server_process import eventually
+
+NOTICE = re.compile(r"rank 0 has waited (\d+) s so far for (.*)")
+FIRST_S = 0.05
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_notices, "FIRST_NOTICE_S", FIRST_S)
+
+
+def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """For whom, each time."""
+    return [found[2] for one in caplog.messages if (found := NOTICE.fullmatch(one))]
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_notices_come_until_the_wait_is_over(transport: str, caplog: pytest.LogCaptureFixture) -> None:
+    with clusters(transport) as start, ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
+        cluster = start(workers=2)
+        store = cluster.connect(rank=0)
+        waiting: Future[Any] = pool.submit(store.commit)
+        assert eventually(lambda: len(notices(caplog)) >= 2)
+        assert set(notices(caplog)) == {"rank 1 (has not joined)"}
+        with cluster.connect(rank=1) as other:
+            other.commit()
+            waiting.result(PATIENCE_S)
+            caplog.clear()
+            time.sleep(4 * FIRST_S)  # nobody waits
+            assert notices(caplog) == []
+            waiting = pool.submit(store.barrier, "end")
+            assert eventually(lambda: bool(notices(caplog)))
+            assert notices(caplog)[0].startswith("rank 1 (in round 2, last seen ")
+            other.barrier("end")
+            waiting.result(PATIENCE_S)
+
+
+def begins_to_wait(store: Store, work: Callable[[], object], pool: ThreadPoolExecutor) -> tuple[str, Future[object]]:
+    """For whom, as shard 0 tells anybody, and what is under way."""
+    waiting = pool.submit(work)
+    told: list[str] = []
+
+    def is_told() -> bool:
+        told[:] = [str(store.stats()[0]["waited_for"])]
+        return told != [""]
+
+    assert eventually(is_told)
+    return told[0], waiting
+
+
+@pytest.mark.parametrize(("mode", "steps_ahead"), [("sync", 0), ("ssp", 1)])
+def test_a_store_tells_whom_commits_wait_for(mode: str, steps_ahead: int) -> None:
+    with LocalStore(2, workers=2, mode=mode, staleness=1) as local, ThreadPoolExecutor(1) as pool:
+        first, second, looker = local.connect(rank=0), local.connect(rank=1), local.connect(role="client")
+        for _ in range(steps_ahead):
+            first.commit()
+        assert looker.stats()[0]["waited_for"] == ""
+        who, waiting = begins_to_wait(looker, first.commit, pool)
+        assert who.startswith("rank 1 (in round 1, last seen ")
+        second.commit()
+        waiting.result(PATIENCE_S)
+        assert looker.stats()[0]["waited_for"] == ""
+
+
+def test_a_store_tells_whose_promised_pushes_are_waited_for() -> None:
+    with LocalStore(1, workers=2) as local, ThreadPoolExecutor(2) as pool:
+        workers = [local.connect(rank=rank) for rank in range(2)]
+        workers[0].create("w", np.zeros(3, np.float32), rule="sgd")
+        commits = [pool.submit(one.commit, {"lr": 1.0}, early=True, present=["w"]) for one in workers]
+        for commit in commits:
+            commit.result(PATIENCE_S)
+        workers[0].push("w", np.ones(3, np.float32))
+        who, waiting = begins_to_wait(workers[1], workers[0].finish, pool)
+        assert who.startswith("rank 1 (in round 2, last seen ")
+        workers[1].push("w", np.ones(3, np.float32))
+        workers[1].finish()
+        waiting.result(PATIENCE_S)
