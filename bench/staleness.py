@@ -181,12 +181,13 @@ def staleness(chosen: argparse.Namespace) -> Report:
 
 
 def _curves(losses: Mapping[str, Mapping[str, list[float]]]) -> Chart:
-    """A line for each way, as far as it learns."""
+    """A line for each way that a store has; where it diverges, at the loss of knowing nothing."""
     series = {
-        name: {rate: median for rate, of in losses.items() if (median := float(np.median(of[name]))) < OF_NOTHING}
-        for name in WAYS
+        name: {rate: float(np.nanmin([np.median(of[name]), OF_NOTHING])) for rate, of in losses.items()}
+        for name, way in WAYS.items()
+        if not way.is_adaptive
     }
-    title = "Loss by learning rate, gradients stale by 15 steps in async"
+    title = "Loss by learning rate; in async gradients are 15 steps old"
     return Chart("", title, "loss", series, kind="lines", x_axis="learning rate")
 
 
