@@ -261,9 +261,10 @@ class Machine:
         return any(link.session.welcome is not None for link in self.links)
 
     def move(self, servers: Sequence[Server]) -> None:
-        """Other servers are at the addresses from now on. Who has looked where they are, and met none, is told to look
-        again if there is another number of them."""
-        if len(servers) != len(self.client.shards) and not self.has_met_the_store:
+        """Other servers are at the addresses from now on. Who has looked where they are, and has not met all, is told
+        to look again if there is another number of them: whoever connects sees that they are of two lives."""
+        has_met_all = all(link.session.welcome is not None for link in self.links)
+        if len(servers) != len(self.client.shards) and not has_met_all:
             for link in self.links:
                 link.drop()
                 link.session.give_up(RolledBack("looked up before", version=0, undone=0))
