@@ -55,7 +55,8 @@ def everybody_comes_to_an_end(plan: Plan, history: History) -> None:
 
 
 def decisions_are_told_promptly(plan: Plan, history: History) -> None:
-    """In lockstep whoever committed waits for the decision and no longer, however often its connection breaks."""
+    """In lockstep whoever committed waits for the decision and no longer, however often its connection breaks. Time in
+    which the coordinator may tell nobody anything does not count."""
     if not plan.consistency.lockstep:
         return
     for cell, committed in history.commits.items():
@@ -67,7 +68,7 @@ def decisions_are_told_promptly(plan: Plan, history: History) -> None:
         if plan.partition is None or rank != plan.partition[0]:
             asked_at, answered_at = history.asked_at[cell], history.answered_at[cell]
             since = max(asked_at, history.decided_at[committed.decision])
-            waited_s = answered_at - since - history.stood_still_s(since, answered_at)
+            waited_s = answered_at - since - history.untold_s(since, answered_at)
             assert waited_s <= PROMPT_S, f"{cell} heard of decision {committed.decision} {waited_s:.1f} s after it"
 
 
@@ -386,7 +387,8 @@ def training_ends_at_its_version(plan: Plan, history: History) -> None:
     bound = plan.stop_at if lives == 2 else plan.stop_at + 1
     assert len(history.decisions) <= bound, f"{len(history.decisions)} decisions, and workers stop at {plan.stop_at}"
     for cell, committed in history.commits.items():
-        waited_s = history.answered_at[cell] - max(history.asked_at[cell], history.decided_at.get(committed.last, 0.0))
+        since = max(history.asked_at[cell], history.decided_at.get(committed.last, 0.0))
+        waited_s = history.answered_at[cell] - since - history.untold_s(since, history.answered_at[cell])
         cut_off = plan.silences or (plan.partition is not None and cell[0] == plan.partition[0])
         assert cut_off or not committed.stop or waited_s <= PROMPT_S, f"{cell} waited {waited_s:.1f} s after the end"
         over = committed.decision >= plan.stop_at

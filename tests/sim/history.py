@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -227,13 +228,17 @@ class History:
     """From when to when somebody tried to have the store go on with another number of shards, or the silence of a
     host was seen to."""
 
+    held_back: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when the coordinator's shard could tell nobody anything: its standby, which might lead, could answer
+    nothing, and who watches both had not ended it yet."""
+
     def stood_still_s(self, began: float, ended: float) -> float:
         """How much of that time the store may have stood still."""
-        stood_s = 0.0
-        for since, until in sorted(self.standstills):
-            stood_s += max(0.0, min(ended, until) - max(began, since))
-            began = max(began, until)
-        return stood_s
+        return _covered_s(self.standstills, began, ended)
+
+    def untold_s(self, began: float, ended: float) -> float:
+        """How much of that time no decision could be told: the store stood still, or answers were held back."""
+        return _covered_s([*self.standstills, *self.held_back], began, ended)
 
     def last_assigned(self, table: str) -> int:
         """Number of the last assignment of rows of the table that must be there; -1: none."""
@@ -279,3 +284,12 @@ class History:
     def factors(self) -> dict[int, float | None]:
         """The factor of each decision that clips."""
         return {number: next(iter(found)) for number, found in self.scales.items()}
+
+
+def _covered_s(spans: Iterable[tuple[float, float]], began: float, ended: float) -> float:
+    """How much of the time from `began` to `ended` is in any of the spans."""
+    covered_s = 0.0
+    for since, until in sorted(spans):
+        covered_s += max(0.0, min(ended, until) - max(began, since))
+        began = max(began, until)
+    return covered_s

@@ -527,6 +527,13 @@ def a_lost_standby_is_done_without_at_once(self: StandbyList, conn: int) -> None
         self.on_lost(one.client)
 
 
+def a_gone_standby_is_given_time(self: StandbyList, conn: int) -> None:
+    """As if it were there, and slow."""
+    one = self._of.get(conn)
+    if one is not None:
+        one.is_gone = True
+
+
 def a_place_is_not_looked_at() -> AbstractContextManager[object]:
     came = StandbyList.came
     return mock.patch.object(
@@ -620,6 +627,10 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a lost standby is done without at once": (
         "async",
         _method(StandbyList, "went", a_lost_standby_is_done_without_at_once),
+    ),
+    "a standby whose connection is gone is given time": (
+        "sync",
+        _method(StandbyList, "went", a_gone_standby_is_given_time),
     ),
     "who was in a standby's place before is waited for": ("async", a_place_is_not_looked_at),
     "who leads has the old leader's connections": ("sync", _method(Coordinator, "all_went", lambda self, now: None)),

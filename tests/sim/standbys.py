@@ -36,6 +36,10 @@ class Standbys:
         self._of: dict[int, Server] = {}
         self._apart = {shard for shard in range(scenario.plan.num_shards) if (scenario.plan.seed + shard) % 2}
         """Shards whose standbys run on another host."""
+        self._cut_at: dict[Server, float] = {}
+        """Standbys that have lost their shard, and when: the shard may hear of it later."""
+        self._held_back_since: dict[Server, float] = {}
+        """Standbys that the coordinator's shard has lost, and since when it tells nobody anything."""
         self.num_promotions = 0
         for shard in range(scenario.plan.num_shards):
             self._start(shard)
@@ -50,6 +54,7 @@ class Standbys:
         if shard not in self._apart:
             standby.follow(leader, self._scenario.network)
             leader.service.standbys.on_lost = lambda client: self._lost(shard, standby)
+            standby.on_leader_lost = lambda: self._cut(standby)
         else:  # nobody where the leader is can end it
             standby.follow(leader, self._scenario.network, place="there")
             standby.on_leader_lost = lambda: self._start_over(shard, standby)
@@ -75,8 +80,20 @@ class Standbys:
 
         self._world.after(self._world.rng.expovariate(1.0 / START_S), start)
 
+    def _cut(self, standby: Server) -> None:
+        """Notes when a standby has lost its shard. Who watches both hears of it from the leader."""
+        self._cut_at[standby] = self._world.now
+
     def _lost(self, shard: int, standby: Server) -> None:
-        """A leader has lost its connection to a standby that may lead. Who watches ends it, and says so."""
+        """A leader has lost its connection to a standby that may lead. Who watches ends it, and says so.
+
+        Answers are held back since that one could answer nothing: a leader may hear of it as late as the network is,
+        and no later.
+        """
+        if shard == 0:
+            now = self._world.now
+            since = max(self._cut_at.get(standby, now), now - self._scenario.plan.late_s)
+            self._held_back_since.setdefault(standby, since)
         self._world.after(self._world.rng.expovariate(1.0 / LOOK_S), lambda: self._do_without(shard, standby))
 
     def _do_without(self, shard: int, standby: Server) -> None:
@@ -86,6 +103,7 @@ class Standbys:
         if leader.dead:
             return  # it has told nobody anything since, and the standby is going to lead
         self._world.say(f"shard {shard}'s standby is done without")
+        self._answers_again(standby)
         del self._of[shard]
         standby.kill()
         if shard in self._apart:  # the other host starts another one in the same place
@@ -99,6 +117,7 @@ class Standbys:
         scenario, standby = self._scenario, self._of.pop(shard)
         assert not standby.dead, "one process of a group dies at a time"
         self._world.say(f"shard {shard}'s standby leads")
+        self._answers_again(standby)
         self.num_promotions += 1
         scenario.servers[shard] = standby
         standby.lead()
@@ -107,6 +126,11 @@ class Standbys:
         for actor in scenario.actors:
             actor.machine.move(scenario.servers)
         self._start_soon(shard)
+
+    def _answers_again(self, standby: Server) -> None:
+        """Notes that the shard whose standby was lost may tell what it knows: that one is ended, or leads."""
+        if standby in self._held_back_since:
+            self._scenario.history.held_back.append((self._held_back_since.pop(standby), self._world.now))
 
     # ---- at the end ----
 

@@ -208,6 +208,10 @@ def test_a_slice_with_infinite_values_that_is_still_what_was_sent_is_not_compens
     run_and_check(falling_plan_of(10990))
 
 
+def test_a_decision_is_told_later_where_one_standby_after_the_other_is_out_of_reach() -> None:
+    run_and_check(with_rows(standby_plan_of(13228)))
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:
