@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.fork_server import TrainingPopen, run
 from tests.support.free_ports import free_ports
 from tests.support.server_process import eventually
 
@@ -81,7 +82,7 @@ class Task:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as this object; `__exit__` closes it)
         base = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "TF_CONFIG")}
-        self.process = subprocess.Popen(
+        self.process = TrainingPopen(
             list(command), stdout=self._output, stderr=subprocess.STDOUT, env={**base, **(environ or {})}
         )
 
@@ -157,7 +158,7 @@ def digests(output: str) -> set[str]:
 
 def digest_of_psstore_run(script: Path, *, shards: int, workers: int) -> str:
     command = [sys.executable, "-m", "psstore.cli.main", "run", "--shards", str(shards), "--workers", str(workers)]
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=END_S)
+    done = run([*command, str(script)], timeout_s=END_S)
     assert done.returncode == 0, done.stderr
     (digest,) = digests(done.stdout)
     return digest

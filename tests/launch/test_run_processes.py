@@ -13,6 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import fork_server
+from tests.support.fork_server import TrainingPopen
+
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 RUN_S = 60.0
@@ -41,13 +44,13 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=RUN_S, cwd=cwd)
+    return fork_server.run(command(*arguments), timeout_s=RUN_S, cwd=cwd)
 
 
 @pytest.fixture
 def asleep(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run whose two workers sleep."""
-    with subprocess.Popen(
+    with TrainingPopen(
         command("--shards", "2", script(tmp_path, SLEEPER)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as launcher:
         assert launcher.stdout is not None
