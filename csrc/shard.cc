@@ -850,6 +850,7 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
       uint64_t num_elems = 0;
       bool waits = false;
       const auto undecided = image.undecided.find(key);
+      if (!table_.is_held(image)) throw gone(image.at, key);
       if (slot != nullptr && undecided != image.undecided.end()) {
         part = Part{undecided->second};
         num_elems = slot->spec().num_elems;
@@ -878,12 +879,12 @@ uint64_t Shard::choose_changed(TableImage& image, Key key, uint64_t since) {
   Slot* const slot = table_.find(stripe, key);
   const bool has_rows = slot != nullptr && slot->spec().has_rows();
   bool waits = false;
-  const std::optional<RowSnapshot> then =
-      has_rows ? table_.rows_at(stripe, *slot, image.at, waits) : std::nullopt;
-  const std::optional<SlotImage> found = then ? slot->image(image.at) : std::nullopt;
-  if (!found) throw gone(image.at, key);
-  ChosenRows chosen{found->version, slot->changed_places(*then, since)};
-  return image.chosen.insert_or_assign(key, std::move(chosen)).first->second.places.size();
+  const std::optional<RowSnapshot> then = has_rows && table_.is_held(image)
+                                              ? table_.rows_at(stripe, *slot, image.at, waits)
+                                              : std::nullopt;
+  if (!then) throw gone(image.at, key);
+  std::vector<uint32_t> places = slot->changed_places(*then, since);
+  return image.chosen.insert_or_assign(key, std::move(places)).first->second.size();
 }
 
 std::optional<Part> Shard::records_at(Stripe& stripe, Slot& slot, const TableImage& image,
@@ -897,10 +898,7 @@ std::optional<Part> Shard::records_at(Stripe& stripe, Slot& slot, const TableIma
     slot.rows().copy(*then, 0, then->num_rows, records->data());
     return Part{std::move(records), slot.version()};
   }
-  // Rows may lie elsewhere if some were assigned since they were chosen.
-  const auto& [version, places] = chosen->second;
-  const std::optional<SlotImage> found = slot.image(image.at);
-  if (!found || found->version != version) return std::nullopt;
+  const std::vector<uint32_t>& places = chosen->second;
   const size_t id_bytes = then->num_rows * kIdBytes;
   BufferRef records = backend_->allocate_payload(id_bytes + places.size() * record_bytes);
   slot.rows().copy_ids(*then, 0, then->num_rows, records->data());

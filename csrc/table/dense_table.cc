@@ -391,6 +391,7 @@ std::optional<TableImage> DenseTable::image(uint64_t reader, uint64_t at) {
   };
   if (!settle_hold(reader, at)) throw gone();
   TableImage image;
+  image.reader = reader;
   image.at = at;
   for (Stripe& stripe : stripes_) {
     const MutexLock lock(stripe.mutex);

@@ -45,17 +45,12 @@ struct TableSize {
   uint64_t kept_bytes = 0;  // for those who read as of a decision
 };
 
-// Rows of a partition of an image that were chosen out of all.
-struct ChosenRows {
-  uint64_t version = 0;  // of the slot
-  std::vector<uint32_t> places;
-};
-
 struct TableImage {
+  uint64_t reader = 0;  // who holds it
   uint64_t at = 0;
   std::vector<SlotImage> slots;
-  std::unordered_map<Key, BufferRef> undecided;  // values that no decision changes
-  std::unordered_map<Key, ChosenRows> chosen;
+  std::unordered_map<Key, BufferRef> undecided;           // values that no decision changes
+  std::unordered_map<Key, std::vector<uint32_t>> chosen;  // of partitions, places of rows
 };
 
 class DenseTable {
@@ -154,6 +149,11 @@ class DenseTable {
   // All slots as they were at that decision, in no order, and the values of those that no decision changes, as they are. The
   // reader settles on it. None: a slot can't take it yet. Throws Error(VERSION_GONE) if the reader does not hold it.
   std::optional<TableImage> image(uint64_t reader, uint64_t at) REQUIRES(decision_mutex);
+  // Whether it can still be read: rows that are assigned, and values that are restored, as of that very decision take the place of
+  // what it has, and end its hold before, under the slot's lock. To be asked under that lock, before the slot is read.
+  bool is_held(const TableImage& image) REQUIRES_SHARED(decision_mutex) {
+    return is_settled_hold(image.reader, image.at);
+  }
   // Bytes of a part of such a slot; 0: it is not there.
   uint64_t part_bytes(size_t part, const SlotImage& image) REQUIRES(decision_mutex);
   // Gives a slot what it was; a partition of a table part by part. Throws Error: BAD_ARGUMENT if it is not new, or of

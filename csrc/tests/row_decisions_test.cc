@@ -126,10 +126,14 @@ TEST_F(ChangedRowsTest, are_those_that_were_assigned_at_the_decision_of_the_base
 
 TEST_F(ChangedRowsTest, are_gone_where_others_were_assigned_meanwhile) {
   step();
-  TableImage image = cut();
-  shard->choose_changed(image, key(0), 0);
+  const TableImage all = cut();
+  TableImage changes = all;
+  shard->choose_changed(changes, key(0), 0);
   assign(some_ids(0, 6), 0);
-  EXPECT_THROW(read(image, 0), Error);
+  EXPECT_THROW(read(changes, 0), Error);
+  EXPECT_THROW(shard->choose_changed(changes, key(0), 0), Error);
+  EXPECT_THROW(read(all, 0), Error);
+  EXPECT_THROW(read(all, 1), Error) << "its rows were not assigned, and are of another moment";
 }
 
 TEST_F(ChangedRowsTest, of_rows_that_were_loaded_are_all_since_before_and_none_since_then) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from psstore.checkpoint.manifest import FileRecord, Manifest
 from psstore.checkpoint.owned_place import OwnedPlace
 from psstore.checkpoint.ownership import take
 from psstore.checkpoint.place import COMPLETE, DAMAGED, CheckpointPlace
-from psstore.checkpoint.reader import Checkpoint, verify
+from psstore.checkpoint.reader import Checkpoint, Found, verify
 from psstore.checkpoint.slots import ROWS_SHIFT, SlotRecord, SlotTable
 from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
 from psstore.checkpoint.writer import ShardFileWriter
@@ -206,6 +207,32 @@ def test_damage_of_a_base_is_found_in_its_deltas(storage: LocalStorage) -> None:
         read_parts(checkpoint, None)
     path.unlink()
     assert statuses(storage) == {1: DAMAGED, 2: DAMAGED}
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_who_verifies_many_reads_a_base_once(storage: LocalStorage, *, is_damaged: bool) -> None:
+    place = owned(storage)
+    write(place, 1, BASE)
+    sizes = {1: verified_bytes(storage, 1)}
+    for version in (2, 3):
+        write(place, version)
+        sizes[version] = verified_bytes(storage, version) - sizes[1]
+    if is_damaged:
+        (file,) = manifest_of(storage, 1).files
+        path = storage.root / "v000000000001" / file.name
+        path.write_bytes(path.read_bytes().replace(record(7, 1.0), record(7, 1.5)))
+    seen: list[int] = []
+    found: dict[int, Found] = {}
+    for version in (3, 1, 2):
+        with pytest.raises(CheckpointDamaged, match="v000000000001") if is_damaged else nullcontext():
+            verify(storage, version, progress=seen.append, found=found)
+    assert sum(seen) < sizes[1] if is_damaged else sum(seen) == sum(sizes.values())
+
+
+def verified_bytes(storage: LocalStorage, version: int) -> int:
+    seen: list[int] = []
+    verify(storage, version, progress=seen.append)
+    return sum(seen)
 
 
 def test_a_row_that_neither_has_is_damage(storage: LocalStorage) -> None:

@@ -31,7 +31,7 @@ from psstore.checkpoint.state import StoreState, TensorRecord
 from psstore.checkpoint.storage import Storage, read_all, where
 from psstore.checkpoint.url import folder_of
 from psstore.checkpoint.worker_file import WORKER_KIND, WorkerPart, read_worker_file
-from psstore.errors import BadArgument, CheckpointNotFound
+from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound
 
 
 class Checkpoint:
@@ -179,14 +179,37 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
             raise damaged(where(storage, path), f"it has {size} bytes", expected=str(record.num_bytes))
 
 
-def verify(storage: Storage, version: int, *, progress: Callable[[int], None] = lambda _: None) -> Manifest:
+Found = Manifest | CheckpointDamaged
+
+
+def verify(
+    storage: Storage,
+    version: int,
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+    found: dict[int, Found] | None = None,
+) -> Manifest:
     """Reads every byte of a checkpoint, and of its base, and holds it against its manifest. Raises what opening and
     reading raise; CheckpointDamaged names the first file that is wrong. `progress` is told of bytes as they are
-    verified."""
+    verified. `found`: what has come of the versions of this place that were verified before, to which this one and its
+    base are added: what is there is not read again."""
+    found = {} if found is None else found
+    if version not in found:
+        try:
+            found[version] = _verified(storage, version, progress, found)
+        except CheckpointDamaged as error:
+            found[version] = error
+    result = found[version]
+    if isinstance(result, CheckpointDamaged):
+        raise result
+    return result
+
+
+def _verified(storage: Storage, version: int, progress: Callable[[int], None], found: dict[int, Found]) -> Manifest:
     with Checkpoint(storage, version) as checkpoint:
         check_sizes(storage, checkpoint.manifest)
         if checkpoint.manifest.base is not None:
-            verify(storage, checkpoint.manifest.base.version, progress=progress)
+            verify(storage, checkpoint.manifest.base.version, progress=progress, found=found)
         for record in checkpoint.manifest.files:
             verify_file(checkpoint.file(record), pool=checkpoint.pool, progress=progress)
         for _ in checkpoint.slots():

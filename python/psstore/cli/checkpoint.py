@@ -89,10 +89,11 @@ def verify(
         else:
             versions = [place.latest() if version is None else version]
         wrong = 0
+        found: dict[int, reader.Found] = {}
         for one in versions:
             begin = time.perf_counter()
             try:
-                manifest = reader.verify(place.storage, one)
+                manifest = reader.verify(place.storage, one, found=found)
             except StorageError as error:
                 if not every:
                     raise
