@@ -21,6 +21,7 @@ from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
 from psstore.checkpoint.writer import ShardFileWriter
 from psstore.errors import BadArgument, CheckpointDamaged
 from psstore.types import Consistency, RowsSpec, TensorSpec
+from tests.checkpoint.docs_reader import read_rows
 from tests.checkpoint.support import read_parts
 
 ROWS = RowsSpec(dim=2, init="constant")
@@ -118,6 +119,14 @@ def test_a_delta_is_read_as_a_whole_one_is(storage: LocalStorage) -> None:
         found = read_parts(checkpoint, None)
         assert found == {TABLE.key(one): {0: records(LATER, one)} for one in LATER}
         assert read_parts(checkpoint, frozenset([TABLE.key(1)])) == {TABLE.key(1): {0: records(LATER, 1)}}
+
+
+def test_the_page_is_enough_to_read_a_delta(storage: LocalStorage) -> None:
+    place = owned(storage)
+    for version, rows in ((1, BASE), (2, LATER)):
+        write(place, version, rows)
+        expected = {TABLE.key(one): [record(*row) for row in of.items()] for one, of in rows.items()}
+        assert read_rows(storage.root / f"v{version:012d}") == expected
 
 
 def test_of_so_many_checkpoints_one_is_whole(storage: LocalStorage) -> None:
