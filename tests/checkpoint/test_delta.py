@@ -162,6 +162,20 @@ def test_a_version_that_is_written_again_is_no_delta_of_itself(storage: LocalSto
     verify(storage, 2)
 
 
+@pytest.mark.parametrize(("full_every", "is_delta_again"), [(2, False), (3, True)])
+def test_a_delta_that_is_written_again_takes_nothing_from_its_base(
+    storage: LocalStorage, full_every: int, *, is_delta_again: bool
+) -> None:
+    """As a store does that is asked to end at a version that a client had it write."""
+    place = owned(storage, keep=1, full_every=full_every)
+    assert [write(place, version, rows) for version, rows in ((1, BASE), (2, LATER))] == [False, True]
+    assert write(place, 2) == is_delta_again
+    assert statuses(storage) == ({1: COMPLETE, 2: COMPLETE} if is_delta_again else {2: COMPLETE})
+    verify(storage, 2)
+    with Checkpoint(storage, 2) as checkpoint:
+        assert read_parts(checkpoint, None) == {TABLE.key(one): {0: records(LATER, one)} for one in LATER}
+
+
 def test_an_attempt_that_fails_changes_nothing_of_the_next(storage: LocalStorage) -> None:
     place = owned(storage)
     write(place, 1, BASE)
