@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
 from pathlib import Path
@@ -19,7 +20,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     inner = rest.removesuffix(b"}\n")
     assert json.loads(head + b"}") == {"digest": hashlib.sha256(inner).hexdigest()}
     manifest: dict[str, Any] = json.loads(inner)
-    assert manifest["format"] == 1
+    assert manifest["format"] == (2 if "base" in manifest else 1)
     assert folder.name == f"v{manifest['version']:012d}"
     return manifest
 
@@ -59,13 +60,16 @@ def read_tensors(folder: Path) -> dict[str, dict[str, bytes]]:
     found: dict[str, dict[str, bytearray]] = {}
     for record in manifest["files"]:
         metadata, arrays = read_file(folder, record)
-        assert metadata["psstore"] == f"{record['kind']} 1"
         if record["kind"] != "shard":
+            assert metadata["psstore"] == "worker 1"
             continue
+        assert metadata["psstore"] == f"shard {manifest['format']}"
         assert json.loads(metadata["shard"])["index"] == record["index"]
         slots = list(struct.iter_unpack("<4Q", arrays.pop("slots")[2]))
         for name, (dtype, _, content) in arrays.items():
             part, _, tensor = name.partition("/")
+            if part in ("rows", "delta", "counted"):
+                continue
             one = next(one for one in catalogue.values() if one["spec"]["name"] == tensor)
             bit = 0 if part == "value" else PARTS[one["spec"]["rule"]].index(part) + 1
             item = {"F32": 4, "F64": 8}[dtype]
@@ -82,6 +86,61 @@ def read_tensors(folder: Path) -> dict[str, dict[str, bytes]]:
                     at += size
             assert at == len(content)
     return {tensor: {part: bytes(whole) for part, whole in parts.items()} for tensor, parts in found.items()}
+
+
+Records = dict[int, list[bytes]]
+"""By key of a partition the records of its rows, in the order in which they lie."""
+
+
+def read_rows(folder: Path) -> Records:
+    """All partitions that have rows; of a delta out of it and its base."""
+    manifest = read_manifest(folder)
+    before: Records = {}
+    if "base" in manifest:
+        base = folder.with_name(f"v{manifest['base']['version']:012d}")
+        assert json.loads((base / "manifest.json").read_bytes())["digest"] == manifest["base"]["digest"]
+        before = read_rows(base)
+    found: Records = {}
+    for record in manifest["files"]:
+        metadata, arrays = read_file(folder, record)
+        for table in manifest["store"]["tensors"] if record["kind"] == "shard" else ():
+            name = table["spec"]["name"]
+            num_rows = {
+                key: parts >> 16
+                for key, _, _, parts in struct.iter_unpack("<4Q", arrays["slots"][2])
+                if key >> 24 == table["id"] and table["spec"]["rows"] and parts >> 16
+            }
+            if num_rows and "base" in manifest:
+                changed = dict(json.loads(metadata["changed"]))
+                content = arrays[f"delta/{name}"][2]
+                found |= _over(before, content, num_rows, {key: changed[key] for key in num_rows})
+            elif num_rows:
+                _, (total, size), content = arrays[f"rows/{name}"]
+                records = iter(_cut(content, size))
+                assert total == sum(num_rows.values())
+                found |= {key: list(itertools.islice(records, number)) for key, number in num_rows.items()}
+    return found
+
+
+def _over(before: Records, content: bytes, num_rows: dict[int, int], changed: dict[int, int]) -> Records:
+    """A table's partitions in a delta's file; `changed`: how many of their rows have."""
+    num_changed = sum(changed.values())
+    size = (len(content) - 8 * sum(num_rows.values())) // max(1, num_changed)
+    found: Records = {}
+    begin = 0
+    for key, number in num_rows.items():
+        behind = begin + 8 * number
+        end = behind + changed[key] * size
+        records = {record[:8]: record for record in before.get(key, ())}
+        records |= {record[:8]: record for record in _cut(content[behind:end], size)}
+        found[key] = [records[one] for one in _cut(content[begin:behind], 8)]
+        begin = end
+    assert begin == len(content)
+    return found
+
+
+def _cut(content: bytes, size: int) -> list[bytes]:
+    return [content[begin : begin + size] for begin in range(0, len(content), size)] if content else []
 
 
 PARTS = {

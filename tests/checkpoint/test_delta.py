@@ -21,6 +21,7 @@ from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
 from psstore.checkpoint.writer import ShardFileWriter
 from psstore.errors import BadArgument, CheckpointDamaged
 from psstore.types import Consistency, RowsSpec, TensorSpec
+from tests.checkpoint.docs_reader import read_rows
 from tests.checkpoint.support import read_parts
 
 ROWS = RowsSpec(dim=2, init="constant")
@@ -120,6 +121,14 @@ def test_a_delta_is_read_as_a_whole_one_is(storage: LocalStorage) -> None:
         assert read_parts(checkpoint, frozenset([TABLE.key(1)])) == {TABLE.key(1): {0: records(LATER, 1)}}
 
 
+def test_the_page_is_enough_to_read_a_delta(storage: LocalStorage) -> None:
+    place = owned(storage)
+    for version, rows in ((1, BASE), (2, LATER)):
+        write(place, version, rows)
+        expected = {TABLE.key(one): [record(*row) for row in of.items()] for one, of in rows.items()}
+        assert read_rows(storage.root / f"v{version:012d}") == expected
+
+
 def test_of_so_many_checkpoints_one_is_whole(storage: LocalStorage) -> None:
     place = owned(storage)
     assert [write(place, version) for version in range(1, 8)] == [False, True, True, False, True, True, False]
@@ -151,6 +160,20 @@ def test_a_version_that_is_written_again_is_no_delta_of_itself(storage: LocalSto
     place = owned(storage)
     assert [write(place, version) for version in (1, 1, 2)] == [False, False, True]
     verify(storage, 2)
+
+
+@pytest.mark.parametrize(("full_every", "is_delta_again"), [(2, False), (3, True)])
+def test_a_delta_that_is_written_again_takes_nothing_from_its_base(
+    storage: LocalStorage, full_every: int, *, is_delta_again: bool
+) -> None:
+    """As a store does that is asked to end at a version that a client had it write."""
+    place = owned(storage, keep=1, full_every=full_every)
+    assert [write(place, version, rows) for version, rows in ((1, BASE), (2, LATER))] == [False, True]
+    assert write(place, 2) == is_delta_again
+    assert statuses(storage) == ({1: COMPLETE, 2: COMPLETE} if is_delta_again else {2: COMPLETE})
+    verify(storage, 2)
+    with Checkpoint(storage, 2) as checkpoint:
+        assert read_parts(checkpoint, None) == {TABLE.key(one): {0: records(LATER, one)} for one in LATER}
 
 
 def test_an_attempt_that_fails_changes_nothing_of_the_next(storage: LocalStorage) -> None:

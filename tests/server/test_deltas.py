@@ -11,8 +11,10 @@ import pytest
 
 import psstore
 from psstore.checkpoint.place import open_checkpoint
+from psstore.checkpoint.url import folder_of
 from psstore.client.store import Store
 from psstore.errors import RolledBack
+from tests.checkpoint.docs_reader import read_rows
 from tests.checkpoint.support import read_parts
 from tests.support.bounded_tables import BoundedTables
 from tests.support.cluster import PATIENCE_S
@@ -31,7 +33,7 @@ class Places:
 
     def save(self, store: Store) -> bool:
         """Writes both of what the store is now, and holds the slots and bytes of the one to those of the other, to the
-        order of the rows. Returns whether the first is a delta."""
+        order of the rows, and what the docs' reader makes of it. Returns whether the first is a delta."""
         self.version = store.checkpoint()
         assert store.checkpoint(self.whole) == self.version
         with (
@@ -40,7 +42,11 @@ class Places:
         ):
             assert whole.manifest.base is None
             assert sorted(own.slots()) == sorted(whole.slots())
-            assert read_parts(own, None) == read_parts(whole, None)
+            parts = read_parts(own, None)
+            assert parts == read_parts(whole, None)
+            records = {slot.key: parts[slot.key][0] for slot in own.slots() if slot.num_rows}
+            rows = read_rows(Path(self.own) / folder_of(self.version))
+            assert {key: b"".join(of) for key, of in rows.items()} == records
             return own.manifest.base is not None
 
 
