@@ -51,7 +51,7 @@ class Work:
         if hands_in and step in (CHECKPOINT_EVERY, CHECKPOINT_EVERY + 1):
             time.sleep(HANDS_IN_S)
         if self.rank == 0:
-            print(f"step {step}", flush=True)
+            say(f"step {step}")
             self._gates.pass_by(step)
         time.sleep(max(0.0, self._stepped_at + self._pace_s - time.monotonic()))
         self._stepped_at = time.monotonic()
@@ -60,7 +60,13 @@ class Work:
         """What the store has in the end."""
         self._notes.end(rounds.tolist(), self.store.pull("writes").tolist())
         digest = hashlib.sha256(b"".join(one.tobytes() for one in [rounds, *trained]))
-        print(f"version {self.store.version} sha256 {digest.hexdigest()}", flush=True)
+        say(f"version {self.store.version} sha256 {digest.hexdigest()}")
+
+
+def say(line: str) -> None:
+    """All of it in one write, where `print` makes two on a stream without a buffer: a log's line may come between."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main(loop: str, num_steps: int, pace_s: float, folder: Path) -> None:
