@@ -14,8 +14,8 @@ namespace {
 
 using Bits = std::vector<uint16_t>;
 
-constexpr uint64_t kElems = 3000;
-constexpr uint64_t kImageBytes = kElems * sizeof(uint16_t);
+constexpr uint64_t kLoggedElems = 3000;
+constexpr uint64_t kImageBytes = kLoggedElems * sizeof(uint16_t);
 
 class ChangeLogTest : public ::testing::Test {
  protected:
@@ -32,8 +32,8 @@ class ChangeLogTest : public ::testing::Test {
   }
 
   Bits whole() {
-    Bits bits(kElems);
-    backend_->convert(DType::kFloat32, DType::kBFloat16, value_.data(), bits.data(), kElems);
+    Bits bits(kLoggedElems);
+    backend_->convert(DType::kFloat32, DType::kBFloat16, value_.data(), bits.data(), kLoggedElems);
     return bits;
   }
 
@@ -45,7 +45,7 @@ class ChangeLogTest : public ::testing::Test {
   static Bits of(const Finding& found, Bits has) {
     if (!found.is_changes) return elements_of<uint16_t>(found.value->data(), kImageBytes);
     const std::span<const std::byte> payload(found.value->data(), found.num_bytes);
-    EXPECT_TRUE(are_changes(sizeof(uint16_t), payload, kElems));
+    EXPECT_TRUE(are_changes(sizeof(uint16_t), payload, kLoggedElems));
     apply_changes(sizeof(uint16_t), payload, reinterpret_cast<std::byte*>(has.data()));
     return has;
   }
@@ -54,8 +54,8 @@ class ChangeLogTest : public ::testing::Test {
   std::shared_ptr<BufferPool> pool_ = make_pool();
   std::shared_ptr<Backend> backend_ = make_backend("cpu");
   std::shared_ptr<MemoryBudget> budget_ = budget_of(1 << 20);
-  ChangeLog log_{DType::kBFloat16, kElems, budget_};
-  Floats value_ = Floats(kElems);
+  ChangeLog log_{DType::kBFloat16, kLoggedElems, budget_};
+  Floats value_ = Floats(kLoggedElems);
   uint64_t version_ = 0;
 };
 
@@ -114,8 +114,9 @@ TEST_F(ChangeLogTest, ASnapshotOfAnOlderVersionIsToldOfThatOne) {
     const BufferRef then = buffer_of(*pool_, value);
     const Finding found = log_.find(then, version, DType::kFloat32, 1, *backend_);
     ASSERT_TRUE(found.is_changes);
-    Bits expected(kElems);
-    backend_->convert(DType::kFloat32, DType::kBFloat16, value.data(), expected.data(), kElems);
+    Bits expected(kLoggedElems);
+    backend_->convert(DType::kFloat32, DType::kBFloat16, value.data(), expected.data(),
+                      kLoggedElems);
     EXPECT_EQ(of(found, first), expected);
   }
 }
@@ -130,10 +131,10 @@ TEST_F(ChangeLogTest, WhatGoesThereAndBackIsToldToWhoHasWhatWasBetween) {
   find(0);
   const Floats first = value_;
   change(30);
-  const Bits between = of(find(1), Bits(kElems));
+  const Bits between = of(find(1), Bits(kLoggedElems));
   value_ = first;
   ++version_;
-  EXPECT_EQ(of(find(1), Bits(kElems)), whole());
+  EXPECT_EQ(of(find(1), Bits(kLoggedElems)), whole());
   const Finding found = find(2);
   ASSERT_TRUE(found.is_changes);
   EXPECT_EQ(of(found, between), whole());
@@ -153,7 +154,7 @@ TEST_F(ChangeLogTest, KeepsWithinItsBudgetAndGivesItBack) {
     EXPECT_EQ(budget_->taken_bytes(), 2 * kImageBytes + 800);
   }
   EXPECT_EQ(budget_->taken_bytes(), 2 * kImageBytes);
-  EXPECT_THROW(ChangeLog(DType::kBFloat16, kElems, budget_of(2 * kImageBytes - 1)), Error);
+  EXPECT_THROW(ChangeLog(DType::kBFloat16, kLoggedElems, budget_of(2 * kImageBytes - 1)), Error);
 }
 
 }  // namespace

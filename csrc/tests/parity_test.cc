@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kElems = 2048 + 256 + 13;
 
-constexpr DType kEncodings[] = {DType::kInt8, DType::kSign, DType::kTopK};
+constexpr DType kLossyEncodings[] = {DType::kInt8, DType::kSign, DType::kTopK};
 constexpr DType kInputs[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16,
                              DType::kInt8,    DType::kSign,     DType::kTopK};
 
@@ -140,7 +140,7 @@ void PrintTo(const RuleChecksum& one, std::ostream* out) {
   *out << "rule " << static_cast<int>(one.rule);
 }
 
-class RuleParityTest : public testing::TestWithParam<RuleChecksum> {};
+class RuleParityTest : public ::testing::TestWithParam<RuleChecksum> {};
 
 TEST_P(RuleParityTest, TheStepsOfARuleHaveTheBytesOfEveryMachine) {
   for (const KernelSet* kernels : runnable_kernels()) {
@@ -149,20 +149,20 @@ TEST_P(RuleParityTest, TheStepsOfARuleHaveTheBytesOfEveryMachine) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rules, RuleParityTest,
-                         testing::Values(RuleChecksum{RuleKind::kAssign, 0x1215B2CD},
-                                         RuleChecksum{RuleKind::kAdd, 0x866BFB22},
-                                         RuleChecksum{RuleKind::kSgd, 0x7270354C},
-                                         RuleChecksum{RuleKind::kAdam, 0xB8E95EFE},
-                                         RuleChecksum{RuleKind::kAdamW, 0x182A6EED},
-                                         RuleChecksum{RuleKind::kAdagrad, 0x9F901D22},
-                                         RuleChecksum{RuleKind::kRmsProp, 0x8421404C},
-                                         RuleChecksum{RuleKind::kReduce, 0x1215B2CD},
-                                         RuleChecksum{RuleKind::kDelayedNesterov, 0xB7FC9177}));
+                         ::testing::Values(RuleChecksum{RuleKind::kAssign, 0x1215B2CD},
+                                           RuleChecksum{RuleKind::kAdd, 0x866BFB22},
+                                           RuleChecksum{RuleKind::kSgd, 0x7270354C},
+                                           RuleChecksum{RuleKind::kAdam, 0xB8E95EFE},
+                                           RuleChecksum{RuleKind::kAdamW, 0x182A6EED},
+                                           RuleChecksum{RuleKind::kAdagrad, 0x9F901D22},
+                                           RuleChecksum{RuleKind::kRmsProp, 0x8421404C},
+                                           RuleChecksum{RuleKind::kReduce, 0x1215B2CD},
+                                           RuleChecksum{RuleKind::kDelayedNesterov, 0xB7FC9177}));
 
 TEST(ParityTest, PayloadsAndResidualsHaveTheBytesOfEveryMachine) {
   for (const KernelSet* kernels : runnable_kernels()) {
     Checksum checksum;
-    for (const DType dtype : kEncodings) {
+    for (const DType dtype : kLossyEncodings) {
       std::vector<float> residual = numbers<float>(7);
       for (const uint32_t seed : {1U, 2U}) {
         checksum.add(encoded(*kernels, dtype, seed, &residual));

@@ -28,14 +28,14 @@ void copy_like_a_gpu(std::span<const CopyPiece> pieces) {
 }
 
 // One chunk is 16 KiB.
-constexpr size_t kSizes[] = {1, 3, 15, 16, 17, 64, 1000, 16384, 16385, 40001, 70000};
+constexpr size_t kPieceSizes[] = {1, 3, 15, 16, 17, 64, 1000, 16384, 16385, 40001, 70000};
 
 TEST(GpuCopyTest, EverySizeAndAlignmentOfBothSidesArrivesAndNothingElseIsWritten) {
   for (size_t from_shift = 0; from_shift < 16; ++from_shift) {
     for (const size_t to_shift : {0U, 1U, 2U, 4U, 8U, 13U}) {
       std::vector<Shifted> sources, targets;
       CopyList copies;
-      for (const size_t size : kSizes) {
+      for (const size_t size : kPieceSizes) {
         sources.emplace_back(random_bytes(size, size + from_shift).data(), size, from_shift);
         targets.emplace_back(size, to_shift);
       }

@@ -157,20 +157,21 @@ TEST_F(KeptRowsTest, come_again_when_they_have_changed_and_only_then) {
   const std::vector<uint64_t> ids = some_ids(0, 20);
   std::vector<uint32_t> changes(ids.size(), RowMarks::kNever);
   const size_t head = changed_rows_head_bytes(ids.size());
-  constexpr size_t kRowBytes = kDim * sizeof(float);
+  constexpr size_t kChangedRowBytes = kDim * sizeof(float);
   const Bytes first = changed(0, ids, DType::kFloat32, changes, 0);
-  const ChangedRows came(first, ids.size(), kRowBytes);
+  const ChangedRows came(first, ids.size(), kChangedRowBytes);
   ASSERT_TRUE(came.is_whole());
-  EXPECT_EQ(first.size(), head + ids.size() * kRowBytes) << "first values, which nobody has made";
+  EXPECT_EQ(first.size(), head + ids.size() * kChangedRowBytes)
+      << "first values, which nobody has made";
   std::ranges::fill(changes, came.change());
   EXPECT_EQ(changed(0, ids, DType::kFloat32, changes, came.marks()).size(), head);
   EXPECT_EQ(changed(0, ids, DType::kFloat32, changes, came.marks() + 1).size(), first.size())
       << "of other marks";
   assign({&ids[1], 1}, 0);
   const Bytes next = changed(0, ids, DType::kFloat32, changes, came.marks());
-  const ChangedRows then(next, ids.size(), kRowBytes);
+  const ChangedRows then(next, ids.size(), kChangedRowBytes);
   ASSERT_TRUE(then.is_whole());
-  EXPECT_EQ(next.size(), head + kRowBytes);
+  EXPECT_EQ(next.size(), head + kChangedRowBytes);
   EXPECT_TRUE(then.comes(1));
   EXPECT_GT(then.change(), came.change());
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -10,6 +13,7 @@ from psstore.cli.demo.display import chaos_hashes
 from psstore.cli.demo.messages import ChaosReport
 from psstore.cli.main import app
 from tests.cli.test_demo import DEMO_S, demo, train_nothing
+from tests.support.fork_server import run
 
 pytestmark = pytest.mark.timeout(2 * DEMO_S)
 
@@ -25,6 +29,16 @@ def test_what_is_killed_all_the_time_ends_with_the_bytes_of_the_quiet_run() -> N
     assert len(found["sha256_disturbed"]) == 64
     assert found["killed"]
     assert found["longest_wait_s"] > 0
+
+
+PATIENT = f"""
+from psstore.cli.demo import chaos
+from psstore.cli.main import main
+
+chaos.KILL_EVERY_S = {DEMO_S}
+main()
+"""
+"""`psstore`, whose demo kills nothing while it lasts."""
 
 
 @pytest.mark.parametrize(
@@ -44,11 +58,14 @@ def test_what_can_not_end_with_the_same_bytes_is_refused_before_anything_starts(
     assert words in result.stderr
 
 
-def test_a_training_in_which_nothing_was_killed_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chaos, "KILL_EVERY_S", DEMO_S)
-    result = CliRunner().invoke(app, ["demo", "--chaos", "--epochs", "1", "--workers", "1", "--shards", "1"])
-    assert result.exit_code == 1
-    assert "before anything was killed: ask for more --epochs" in result.stderr
+def test_a_training_in_which_nothing_was_killed_proves_nothing(tmp_path: Path) -> None:
+    """In a program of its own, of which its workers can be forked."""
+    program = tmp_path / "patient.py"
+    program.write_text(PATIENT)
+    command = [sys.executable, str(program), "demo", "--chaos", "--epochs", "1", "--workers", "1", "--shards", "1"]
+    ended = run(command, timeout_s=DEMO_S)
+    assert ended.returncode == 1
+    assert "before anything was killed: ask for more --epochs" in ended.stderr
 
 
 def test_other_bytes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
