@@ -171,12 +171,12 @@ class Worker(Actor):
     """Joins, creates, initialises if asked, then trains to the last round. Counts on nobody."""
 
     def __init__(
-        self, plan: Plan, machine: Machine, history: History, *, rank: int, observe: Callable[[int], None]
+        self, plan: Plan, machine: Machine, history: History, *, rank: int, lead_of: Callable[[int], int | None]
     ) -> None:
         super().__init__(plan, machine, history)
         self.rank = rank
-        self.observe = observe
-        """Called when a commit is answered."""
+        self.lead_of = lead_of
+        """How far that rank is from the slowest, if that is to be seen."""
         self.specs = model.specs(plan)
         self.values: list[Array] = [np.empty(spec.num_elems, np.float32) for spec in self.specs]
         self.tensors: list[Tensor] = []
@@ -365,8 +365,8 @@ class Worker(Actor):
         )
         self.history.commits[cell] = committed
         self.history.answered_at[cell] = self.machine.world.now
-        if not committed.stop:
-            self.observe(self.rank)
+        if not committed.stop and (lead := self.lead_of(self.rank)) is not None:
+            self.history.leads.append(lead)
 
     async def meet(self) -> None:
         """Before leaving, all meet; whoever is lost by then is not waited for."""

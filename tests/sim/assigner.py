@@ -55,7 +55,7 @@ class Assigner(Actor):
                 self.machine.world.say(f"{self.machine.name}: {error}")
                 await self.machine.world.sleep(0.1)
             else:
-                noted.must_be_there = True
+                noted.is_acknowledged = True
                 return
             finally:
                 noted.until = self._num_decided()

@@ -95,8 +95,9 @@ class Assigned:
     since: int
     until: int = 1 << 62
     """So far."""
-    must_be_there: bool = False
-    """It was acknowledged, and no store has gone back since."""
+    is_acknowledged: bool = False
+    is_undone: bool = False
+    """The store has gone back since it was sent: an answer that was on its way then says nothing of what there is."""
 
 
 @dataclass
@@ -242,14 +243,17 @@ class History:
 
     def last_assigned(self, table: str) -> int:
         """Number of the last assignment of rows of the table that must be there; -1: none."""
-        return max((one.number for one in self.assigned if one.must_be_there and one.table == table), default=-1)
+        return max(
+            (one.number for one in self.assigned if one.is_acknowledged and not one.is_undone and one.table == table),
+            default=-1,
+        )
 
     def fall(self, cut: int, *, keeps_writes: bool) -> None:
         """What came after that version never was. Whoever did it goes on elsewhere. `keeps_writes`: nothing came that
         anybody was told of."""
         self.falls.append(cut)
         for one in self.assigned:
-            one.must_be_there &= keeps_writes
+            one.is_undone |= not keeps_writes
         self.commits = {
             cell: replace(committed, last=min(committed.last, cut))
             for cell, committed in self.commits.items()

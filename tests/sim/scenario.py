@@ -235,7 +235,7 @@ class Scenario:
         """The network is calm from now on."""
         machine = self._machine("auditor", "worker")
         machine.start_heartbeats(self.servers[0], HEARTBEAT_S)
-        self._start(Auditor(self.plan, machine, self.history, rank=0, observe=self._observe_lead))
+        self._start(Auditor(self.plan, machine, self.history, rank=0, lead_of=self._lead_of))
 
     def _record(self) -> None:
         history = self.history
@@ -325,7 +325,7 @@ class Scenario:
         self.machines[rank] = machine
         if not self.plan.mute_heartbeats:
             machine.start_heartbeats(self.servers[0], HEARTBEAT_S)
-        self._start(Worker(self.plan, machine, self.history, rank=rank, observe=self._observe_lead))
+        self._start(Worker(self.plan, machine, self.history, rank=rank, lead_of=self._lead_of))
         deaths = [death for death in self.plan.deaths if death.rank == rank]
         if life > len(deaths):
             return
@@ -343,12 +343,12 @@ class Scenario:
 
     # ---- what is seen from above ----
 
-    def _observe_lead(self, rank: int) -> None:
-        """A worker was let go: how far is it from the slowest of those that were there all the time?"""
+    def _lead_of(self, rank: int) -> int | None:
+        """How far a worker that is let go is from the slowest of those that were there all the time."""
         steady = [r for r in range(self.plan.num_workers) if r not in self.plan.unsteady and r not in self.history.done]
-        if steady and not self.plan.mute_heartbeats:
-            slowest = min(self._clock(r) for r in steady)
-            self.history.leads.append(self._clock(rank) - slowest)
+        if not steady or self.plan.mute_heartbeats:
+            return None
+        return self._clock(rank) - min(self._clock(one) for one in steady)
 
     def _clock(self, rank: int) -> int:
         rounds = [m.round for decision in self.notary.decisions for m in decision.members if m.rank == rank]
