@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import weakref
 
 from psstore.errors import PsstoreError
 from psstore.protocol.client import Client
@@ -20,7 +21,8 @@ class WaitNotices:
     """Looks from time to time whether the client waits for other workers, as long as it does now and then."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
-        self._client = client
+        self._client = weakref.ref(client)
+        """Weak: it is held by the client, and by a timer for some seconds more."""
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -36,21 +38,22 @@ class WaitNotices:
 
     def _look(self) -> None:
         self._timer = None
-        since = self._client.waits_since
-        if since is None:
+        client = self._client()
+        since = None if client is None else client.waits_since
+        if client is None or since is None:
             return
         if since != self._since:
             self._since, self._next_s = since, FIRST_NOTICE_S
         due_in_s = since + self._next_s - self._loop.time()
         if due_in_s <= 0.0:
-            self._task = self._loop.create_task(self._tell(since))
+            self._task = self._loop.create_task(self._tell(client, since))
             due_in_s += self._next_s
             self._next_s *= 2.0
         self._timer = self._loop.call_later(max(due_in_s, FIRST_NOTICE_S), self._look)
 
-    async def _tell(self, since: float) -> None:
+    async def _tell(self, client: Client, since: float) -> None:
         with contextlib.suppress(PsstoreError):  # whoever waits hears of it
-            who = await self._client.waited_for()
-            if who and self._client.waits_since == since:
+            who = await client.waited_for()
+            if who and client.waits_since == since:
                 waited_s = self._loop.time() - since
-                _log.warning("rank %d has waited %.0f s so far for %s", self._client.identity.rank, waited_s, who)
+                _log.warning("rank %d has waited %.0f s so far for %s", client.identity.rank, waited_s, who)

@@ -215,6 +215,7 @@ class ManualLoop:
         """Nothing may be under way."""
         self._closed = True
         self.on_call = self.on_distrust = _nothing
+        self._timers.clear()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         self._sockets.close()
