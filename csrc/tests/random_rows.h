@@ -14,6 +14,17 @@
 
 namespace psstore::testing {
 
+// What may bound a table: nothing, how many rows there are, or for how long.
+inline const RowBounds kAnyBounds[] = {
+    {},
+    {.max_rows = 50, .eviction = EvictionKind::kLeastRecent},
+    {.max_rows = 50,
+     .eviction = EvictionKind::kLeastFrequent,
+     .admission = AdmissionKind::kAfter,
+     .admit_after = 2},
+    {.eviction = EvictionKind::kTimeToLive, .time_to_live = 5},
+};
+
 class RandomRowsTest : public ::testing::Test {
  public:
   static constexpr uint32_t kDim = 3;

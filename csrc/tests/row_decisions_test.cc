@@ -104,15 +104,7 @@ TEST_P(AnyChangedRows, make_with_any_earlier_cut_what_a_copy_of_all_is) {
   EXPECT_LT(num_chosen, num_rows);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Bounds, AnyChangedRows,
-    ::testing::Values(RowBounds{},
-                      RowBounds{.max_rows = 50, .eviction = EvictionKind::kLeastRecent},
-                      RowBounds{.max_rows = 50,
-                                .eviction = EvictionKind::kLeastFrequent,
-                                .admission = AdmissionKind::kAfter,
-                                .admit_after = 2},
-                      RowBounds{.eviction = EvictionKind::kTimeToLive, .time_to_live = 5}));
+INSTANTIATE_TEST_SUITE_P(Bounds, AnyChangedRows, ::testing::ValuesIn(testing::kAnyBounds));
 
 TEST_F(ChangedRowsTest, are_those_that_were_assigned_at_the_decision_of_the_base) {
   step();

@@ -143,15 +143,7 @@ TEST_P(AnyKeptRows, are_what_a_read_of_all_says_after_any_operations) {
   EXPECT_LE(readers[1].cache().num_rows(), 30u);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Bounds, AnyKeptRows,
-    ::testing::Values(RowBounds{},
-                      RowBounds{.max_rows = 50, .eviction = EvictionKind::kLeastRecent},
-                      RowBounds{.max_rows = 50,
-                                .eviction = EvictionKind::kLeastFrequent,
-                                .admission = AdmissionKind::kAfter,
-                                .admit_after = 2},
-                      RowBounds{.eviction = EvictionKind::kTimeToLive, .time_to_live = 5}));
+INSTANTIATE_TEST_SUITE_P(Bounds, AnyKeptRows, ::testing::ValuesIn(testing::kAnyBounds));
 
 TEST_F(KeptRowsTest, come_again_when_they_have_changed_and_only_then) {
   const std::vector<uint64_t> ids = some_ids(0, 20);

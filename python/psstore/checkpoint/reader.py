@@ -132,8 +132,7 @@ class Checkpoint:
 
 def read_manifest(storage: Storage, version: int) -> Manifest:
     """Raises CheckpointNotFound, CheckpointDamaged, CheckpointUnsupported, StorageFailed."""
-    content = _manifest_content(storage, version)
-    return decode_manifest(content, name=where(storage, f"{folder_of(version)}/{MANIFEST}"), version=version)
+    return _decoded(storage, version, _manifest_content(storage, version))
 
 
 def read_base(storage: Storage, base: BaseRecord, *, version: int) -> Manifest:
@@ -141,14 +140,19 @@ def read_base(storage: Storage, base: BaseRecord, *, version: int) -> Manifest:
     path = f"{folder_of(base.version)}/{MANIFEST}"
     delta = f"version {version} has what changed since version {base.version}, and can't be read without it"
     try:
-        found = manifest_digest(_manifest_content(storage, base.version))
+        content = _manifest_content(storage, base.version)
+        found = manifest_digest(content)
     except CheckpointNotFound:
         raise damaged(where(storage, path), f"it is missing; {delta}") from None
     except msgspec.DecodeError as error:
         raise damaged(where(storage, path), f"{error}; {delta}") from None
     if found != base.digest:
         raise damaged(where(storage, path), f"its digest is {found}; {delta}", expected=base.digest)
-    return read_manifest(storage, base.version)
+    return _decoded(storage, base.version, content)
+
+
+def _decoded(storage: Storage, version: int, content: bytes) -> Manifest:
+    return decode_manifest(content, name=where(storage, f"{folder_of(version)}/{MANIFEST}"), version=version)
 
 
 def _manifest_content(storage: Storage, version: int) -> bytes:

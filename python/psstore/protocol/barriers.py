@@ -149,4 +149,4 @@ class Barriers:
 
     def _missing_at(self, name: str, now: float) -> str:
         missing = sorted(self._membership.expected() - set(self._waits[name]))
-        return ", ".join(self._membership.describe(rank, now) for rank in missing)
+        return self._membership.describe_all(missing, now)

@@ -6,7 +6,7 @@ be thousands, and each of them asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -318,6 +318,10 @@ class Membership:
             return f"rank {rank} (has not joined)"
         where = worker.clock + 1 if round is None else round
         return f"rank {rank} (in round {where}, last seen {now - worker.last_seen:.1f} s ago)"
+
+    def describe_all(self, ranks: Iterable[int], now: float, *, round: int | None = None) -> str:
+        """Workers, one after the other; '': none."""
+        return ", ".join(self.describe(rank, now, round=round) for rank in ranks)
 
     def _begin(self, worker: Worker) -> None:
         """Puts a new life in place of the rank's last one."""

@@ -130,7 +130,7 @@ class PromisedPushes:
         self._membership.reserved = self._members - self._owing if self._owing else frozenset()
 
     def _too_late(self, rank: int, one: Finishing, now: float) -> DeadlineExceeded:
-        who = ", ".join(self._membership.describe(other, now, round=self._round) for other in self.owing)
+        who = self._membership.describe_all(self.owing, now, round=self._round)
         return DeadlineExceeded(
             f"rank {rank} waited {one.finish.wait_s:g} s for the pushes that {who} promised for round {self._round}",
             round=self._round,

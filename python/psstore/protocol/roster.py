@@ -153,7 +153,7 @@ class Roster:
     def _too_late(self, arrival: Arrival, awaited: Sequence[int], now: float) -> DeadlineExceeded:
         waited_s = arrival.join.wait_s
         if awaited:
-            who = ", ".join(self._membership.describe(rank, now) for rank in awaited)
+            who = self._membership.describe_all(awaited, now)
             what = f"{who} to end the open round, which it would have come after"
         else:
             what = f"{self._fewest} workers to be there"

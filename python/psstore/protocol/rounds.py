@@ -590,4 +590,4 @@ class Rounds:
     def _described(self, missing: Sequence[int], now: float) -> str:
         if not missing and self.roster.num_missing:
             return f"{self.roster.num_missing} more workers to come"
-        return ", ".join(self._membership.describe(rank, now) for rank in missing) or "nobody"
+        return self._membership.describe_all(missing, now) or "nobody"
