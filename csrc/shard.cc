@@ -899,6 +899,7 @@ std::optional<Part> Shard::records_at(Stripe& stripe, Slot& slot, const TableIma
     return Part{std::move(records), slot.version()};
   }
   const std::vector<uint32_t>& places = chosen->second;
+  if (!places.empty() && places.back() >= then->num_rows) return std::nullopt;
   const size_t id_bytes = then->num_rows * kIdBytes;
   BufferRef records = backend_->allocate_payload(id_bytes + places.size() * record_bytes);
   slot.rows().copy_ids(*then, 0, then->num_rows, records->data());

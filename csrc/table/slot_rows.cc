@@ -92,7 +92,9 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
     if (has_sums && rows_->first_sum(row) == kSumToCome) rows_->begin_state(row, initial_sum);
     note_use(row, decision.number());
     if (marks_ && holds(BreakableRule::kSTEPPED_ROWS_ARE_MARKED)) mark(ids[i]);
-    if (row_decisions_) row_decisions_->mark(hash_of_id(ids[i]));
+    if (row_decisions_ && holds(BreakableRule::kSTEPPED_ROWS_ARE_NOTED)) {
+      row_decisions_->mark(hash_of_id(ids[i]));
+    }
     steps.push_back({rows_->value(row), merged.gradients_of(i), ids[i]});
   }
   step_rows({.rule = spec_.rule,
@@ -128,7 +130,9 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
     }
     note_use(row, settled_);
     if (marks_ && holds(BreakableRule::kASSIGNED_ROWS_ARE_MARKED)) mark(ids[i]);
-    if (row_decisions_) row_decisions_->mark(hash_of_id(ids[i]));
+    if (row_decisions_ && holds(BreakableRule::kASSIGNED_ROWS_ARE_NOTED)) {
+      row_decisions_->mark(hash_of_id(ids[i]));
+    }
   }
   version_ = std::max(version_, settled_) + 1;
   since_ = settled_;
@@ -285,7 +289,9 @@ void Slot::load_rows(const SlotImage& image, std::span<const BufferRef> parts, B
     backend.copy(state_[kCountedPart - 1].buffer->data(), parts[kCountedPart]->data(), num_bytes);
   }
   marks_ = nullptr;
-  if (row_decisions_) row_decisions_->restart(std::max(settled_, image.version));
+  if (row_decisions_ && holds(BreakableRule::kWHAT_CAME_IS_NOTED)) {
+    row_decisions_->restart(std::max(settled_, image.version));
+  }
   if (!parts.empty() && parts[0]) {
     rows_->load({parts[0]->data(), part_bytes(0, image)});
   }

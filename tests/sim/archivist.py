@@ -22,7 +22,7 @@ class Archivist(Actor):
     async def act(self) -> None:
         world = self.machine.world
         while not self.stopped:
-            await world.sleep(world.rng.expovariate(1.0))
+            await world.sleep(world.rng.expovariate(1.0 if self.plan.full_every == 1 else 4.0))
             acknowledged = self.history.acknowledged
             wait_s = self.plan.gather_s + WRITE_S
             writing = self.client.checkpoint(

@@ -54,7 +54,7 @@ from .machine import Machine
 Mutant = Callable[[], AbstractContextManager[Any]]
 
 
-def _method(owner: type, name: str, replacement: Callable[..., Any]) -> Mutant:
+def method(owner: type, name: str, replacement: Callable[..., Any]) -> Mutant:
     return lambda: mock.patch.object(owner, name, replacement)
 
 
@@ -274,12 +274,12 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "nothing is sent again after a reconnect": ("sync", broken_in_core("THE_UNANSWERED_IS_SENT_AGAIN")),
     "writes that were applied get a new number": ("async", broken_in_core("APPLIED_WRITES_KEEP_THEIR_NUMBERS")),
     "abandoned writes leave a gap": ("async", broken_in_core("WRITES_HAVE_NO_GAPS")),
-    "decisions are carried backwards": ("async", _method(DecisionCache, "since", decisions_are_carried_backwards)),
-    "a client carries no decisions": ("sync", _method(DecisionCache, "since", lambda self, number: ())),
+    "decisions are carried backwards": ("async", method(DecisionCache, "since", decisions_are_carried_backwards)),
+    "a client carries no decisions": ("sync", method(DecisionCache, "since", lambda self, number: ())),
     "pushes overtake decisions": ("async", broken_in_core("DECISIONS_COME_FIRST")),
     "skipped rounds are applied": ("sync", skips_are_applied),
-    "parked pulls are never woken": ("sync", _method(ShardService, "woken", lambda self, now: [])),
-    "older connections still speak": ("sync", _method(ShardService, "_siblings", lambda self, c, h: ([], []))),
+    "parked pulls are never woken": ("sync", method(ShardService, "woken", lambda self, now: [])),
+    "older connections still speak": ("sync", method(ShardService, "_siblings", lambda self, c, h: ([], []))),
     "channels number their writes together": (
         "async",
         lambda: mock.patch.object(Connection, "writer", property(lambda self: self.client)),
@@ -291,27 +291,27 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "quorum is one too few": ("sync", quorum_is_one_too_few),
     "a quorum does not wait for its grace": (
         "backup",
-        _method(Rounds, "_is_grace_over", lambda self, now: self._quorum_at is not None),
+        method(Rounds, "_is_grace_over", lambda self, now: self._quorum_at is not None),
     ),
     "whoever comes within the grace is late": ("backup", whoever_comes_within_the_grace_is_late),
-    "a quorum that has everybody waits on": ("backup", _method(Rounds, "_has_everybody", lambda self: False)),
-    "a quorum waits for the lost": ("backup", _method(Membership, "given_up", lambda self: [])),
+    "a quorum that has everybody waits on": ("backup", method(Rounds, "_has_everybody", lambda self: False)),
+    "a quorum waits for the lost": ("backup", method(Membership, "given_up", lambda self: [])),
     "nobody wakes up when the grace is over": ("backup", nobody_wakes_up_when_the_grace_is_over),
     "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
-    "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),
-    "losses are told at once": ("sync", _method(Membership, "given_up", lambda self: self.lost())),
-    "nobody is given up": ("sync", _method(Membership, "given_up", lambda self: [])),
-    "a new life inherits the old one's commit": ("sync", _method(Rounds, "replaced", lambda self, rank: [])),
-    "decisions are forgotten too early": ("async", _method(DecisionLog, "applied", decisions_are_forgotten_too_early)),
+    "the dead are never noticed": ("sync", method(Membership, "sweep", lambda self, now: [])),
+    "losses are told at once": ("sync", method(Membership, "given_up", lambda self: self.lost())),
+    "nobody is given up": ("sync", method(Membership, "given_up", lambda self: [])),
+    "a new life inherits the old one's commit": ("sync", method(Rounds, "replaced", lambda self, rank: [])),
+    "decisions are forgotten too early": ("async", method(DecisionLog, "applied", decisions_are_forgotten_too_early)),
     "one shard speaks for all": ("async", one_shard_speaks_for_all),
-    "who lied goes on": ("sync", _method(Membership, "refuse", lambda self, worker, why, now: None)),
+    "who lied goes on": ("sync", method(Membership, "refuse", lambda self, worker, why, now: None)),
     "a repeated CREATE is carried out again": (
         "async",
-        _method(Clients, "once", lambda self, client, request, answer: answer()),
+        method(Clients, "once", lambda self, client, request, answer: answer()),
     ),
-    "a dead initialiser is waited for": ("sync", _method(Clients, "is_gone", lambda self, client, **when: False)),
+    "a dead initialiser is waited for": ("sync", method(Clients, "is_gone", lambda self, client, **when: False)),
     "barriers open for the first": ("sync", barriers_open_for_the_first),
-    "torn rounds go unnoticed": ("sync", _method(Rounds, "_tear", lambda self, rank, why: [])),
+    "torn rounds go unnoticed": ("sync", method(Rounds, "_tear", lambda self, rank, why: [])),
     "finish is answered at once": ("sync", finish_is_answered_at_once),
     "finish is answered once": ("sync", finish_is_answered_once),
     "whoever has pushed everything goes on": (
@@ -320,33 +320,33 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     ),
     "early decisions are like any other": ("sync", early_decisions_are_like_any_other),
     "slices that wait are answered": ("sync", broken_in_core("CONTRIBUTIONS_ARE_WAITED_FOR")),
-    "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
+    "who reads in a torn round waits on": ("sync", method(Session, "abandon_reads", lambda self, error: None)),
     "what is held is not kept": ("async", broken_in_core("WHAT_IS_HELD_IS_KEPT")),
     "who reads as of a decision gets what is newest": ("async", broken_in_core("READS_ARE_AS_OF_THEIR_DECISION")),
-    "whatever is pulled at once is of one version": ("async", _method(OneVersion, "__bool__", lambda self: True)),
-    "nobody is asked to hand in": ("sync", _method(HandIns, "is_wanted", lambda self, worker: False)),
+    "whatever is pulled at once is of one version": ("async", method(OneVersion, "__bool__", lambda self: True)),
+    "nobody is asked to hand in": ("sync", method(HandIns, "is_wanted", lambda self, worker: False)),
     "whatever was handed in is written": ("sync", whatever_was_handed_in_is_written),
     "the coordinator's part is noted late": ("async", the_coordinators_part_is_noted_late),
     "leaders settle on what is newest": ("async", leaders_settle_on_what_is_newest),
-    "commits count beyond the end": ("async", _method(Stops, "is_over", lambda self, rank, last: False)),
+    "commits count beyond the end": ("async", method(Stops, "is_over", lambda self, rank, last: False)),
     "a new life knows no end of everybody's": (
         "sync",
-        _method(Stops, "replace", a_new_life_knows_no_end),
+        method(Stops, "replace", a_new_life_knows_no_end),
     ),
     "who waits for slower workers is not let go at the end": (
         "ssp",
-        _method(Stops, "is_anyone_over", lambda self, last: False),
+        method(Stops, "is_anyone_over", lambda self, last: False),
     ),
     "shards don't hear of scales": ("sync", broken_in_core("SCALES_ARE_HEARD")),
-    "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),
-    "readers ask nobody for the last decision": ("sync", _method(Client, "_learn_decisions", readers_ask_nobody)),
+    "scales are kept to oneself": ("sync", method(Client, "_tell_scale", scales_are_kept_to_oneself)),
+    "readers ask nobody for the last decision": ("sync", method(Client, "_learn_decisions", readers_ask_nobody)),
     "the coordinator's own shard waits to be told": (
         "async",
-        _method(ShardService, "catch_up", lambda self, now: []),
+        method(ShardService, "catch_up", lambda self, now: []),
     ),
     "a gradient is compensated from what another was sent": ("async", broken_in_core("BASES_ARE_THEIR_OWN")),
     "what a worker is sent later is not its base": ("async", broken_in_core("BASES_MOVE")),
-    "norms are added as they come": ("sync", _method(SquareSums, "norm", norms_are_added_as_they_come)),
+    "norms are added as they come": ("sync", method(SquareSums, "norm", norms_are_added_as_they_come)),
     "rounds without a norm are not skipped": ("sync", broken_in_core("NO_NORM_IS_A_SKIP")),
 }
 """What is broken -> the mode in which it shows soonest, and how it is broken."""
@@ -441,7 +441,7 @@ def what_is_not_finite_counts() -> Iterator[None]:
 
 
 NORM_MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "nothing is refused": ("sync", _method(NormGuard, "judge", lambda self, rank, present, norm: None)),
+    "nothing is refused": ("sync", method(NormGuard, "judge", lambda self, rank, present, norm: None)),
     "what is not finite counts": ("async", what_is_not_finite_counts),
     "norms are held against the largest": ("sync", lambda: mock.patch.object(norm_guard, "median", max)),
     "what is refused is kept like what counts": ("sync", what_is_refused_is_kept_like_what_counts),
@@ -450,7 +450,7 @@ NORM_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "where everybody is refused all count": ("async", whoever_is_refused_counts_all_the_same),
     "a store that goes on elsewhere knows no norms": (
         "sync",
-        _method(NormGuard, "restore", lambda self, norms, num_refused: None),
+        method(NormGuard, "restore", lambda self, norms, num_refused: None),
     ),
 }
 """As above, and shown where contributions are astray."""
@@ -459,8 +459,8 @@ NORM_MUTANTS: dict[str, tuple[str, Mutant]] = {
 FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "nobody is told that the store went back": ("sync", nobody_is_told),
     "a shard begins empty": ("sync", lambda: mock.patch.object(scenario, "restore_from", a_shard_begins_empty)),
-    "lives are numbered anew": ("async", _method(Membership, "restore", lambda self, lives: None)),
-    "decisions are numbered anew": ("sync", _method(DecisionLog, "restore", lambda self, last: None)),
+    "lives are numbered anew": ("async", method(Membership, "restore", lambda self, lives: None)),
+    "decisions are numbered anew": ("sync", method(DecisionLog, "restore", lambda self, last: None)),
 }
 """As above, and shown where the store goes back to checkpoints."""
 
@@ -473,18 +473,18 @@ def frozen_in_word_only(self: Standstill, client: str, *, gather_s: float, now: 
 
 
 RESHARD_MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "a shard says that it is frozen, and goes on": ("async", _method(Standstill, "ask", frozen_in_word_only)),
+    "a shard says that it is frozen, and goes on": ("async", method(Standstill, "ask", frozen_in_word_only)),
     "the store stands still before workers have handed in": (
         "sync",
-        _method(Standstill, "_is_handed_in", lambda self: True),
+        method(Standstill, "_is_handed_in", lambda self: True),
     ),
     "the store stands still in the middle of a round": (
         "sync",
-        _method(Standstill, "_is_quiet", lambda self, has_gathered: True),
+        method(Standstill, "_is_quiet", lambda self, has_gathered: True),
     ),
     "what is not heard in a standstill is not asked for again": (
         "sync",
-        _method(Standstill, "end", lambda self: self._data.freeze(False)),
+        method(Standstill, "end", lambda self: self._data.freeze(False)),
     ),
 }
 """As above, and shown where the store goes on with another number of shards."""
@@ -591,19 +591,19 @@ VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
     ),
     "an ended standby takes the place of the next": (
         "sync",
-        _method(StandbyList, "came", an_ended_standby_takes_the_place_of_the_next),
+        method(StandbyList, "came", an_ended_standby_takes_the_place_of_the_next),
     ),
     "workers are to be where a shard is led at once": (
         "sync",
-        _method(Membership, "all_went", lambda self, now: None),
+        method(Membership, "all_went", lambda self, now: None),
     ),
     "heartbeats stay with the process that led": (
         "sync",
-        _method(Machine, "renew_heartbeats", lambda self: None),
+        method(Machine, "renew_heartbeats", lambda self: None),
     ),
     "who computes does not look whether the coordinator speaks": ("sync", nobody_is_watched),
-    "a shard says what it was asked last": ("async", _method(Words, "give", the_last_word_counts)),
-    "standbys don't know the words": ("async", _method(ShardFacts, "give_word", words_are_told_at_once)),
+    "a shard says what it was asked last": ("async", method(Words, "give", the_last_word_counts)),
+    "standbys don't know the words": ("async", method(ShardFacts, "give_word", words_are_told_at_once)),
     "one word is enough to lead": ("async", lambda: mock.patch.object(elections, "succession", any_word_will_do)),
 }
 """As above, and shown where shards vote on who leads."""
@@ -626,14 +626,14 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "standbys may lead too early": ("async", standbys_may_lead_too_early),
     "a lost standby is done without at once": (
         "async",
-        _method(StandbyList, "went", a_lost_standby_is_done_without_at_once),
+        method(StandbyList, "went", a_lost_standby_is_done_without_at_once),
     ),
     "a standby whose connection is gone is given time": (
         "sync",
-        _method(StandbyList, "went", a_gone_standby_is_given_time),
+        method(StandbyList, "went", a_gone_standby_is_given_time),
     ),
     "who was in a standby's place before is waited for": ("async", a_place_is_not_looked_at),
-    "who leads has the old leader's connections": ("sync", _method(Coordinator, "all_went", lambda self, now: None)),
+    "who leads has the old leader's connections": ("sync", method(Coordinator, "all_went", lambda self, now: None)),
 }
 """As above, and shown where shards have standbys, of which some die."""
 
@@ -657,8 +657,8 @@ FOLLOWER_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "who has missed versions is sent what changed first": ("async", broken_in_core("MARKS_ARE_ADDED_UP")),
     "changes have the elements of a later version": ("async", broken_in_core("CHANGES_ARE_OF_THEIR_VERSION")),
     "who has another version is sent changes since the next": ("async", broken_in_core("MARKS_ARE_SINCE_THEN")),
-    "a follower takes what comes for one version": ("async", _method(OneVersion, "__bool__", lambda self: True)),
-    "a follower keeps what it had when the store goes back": ("async", _method(Copies, "forget", lambda self: None)),
+    "a follower takes what comes for one version": ("async", method(OneVersion, "__bool__", lambda self: True)),
+    "a follower keeps what it had when the store goes back": ("async", method(Copies, "forget", lambda self: None)),
 }
 """As above, and shown where readers follow by what changes."""
 
@@ -683,11 +683,11 @@ def what_the_absent_were_given_is_lost() -> AbstractContextManager[object]:
 
 
 ELASTIC_MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "newcomers begin in the open round": ("sync", _method(Roster, "arrived", lambda self, *args, **named: False)),
+    "newcomers begin in the open round": ("sync", method(Roster, "arrived", lambda self, *args, **named: False)),
     "newcomers are told before the round is done": ("sync", lambda: mock.patch.object(Rounds, "is_done", True)),
     "nobody is told who was absent": ("sync", the_absent_are_not_told),
     "what the absent were given is not taken again": ("sync", what_the_absent_were_given_is_lost),
-    "the lost are waited for": ("sync", _method(Membership, "given_up", lambda self: [])),
-    "whoever was dropped goes on": ("sync", _method(Membership, "worker_of", lambda self, client: self.find(client))),
+    "the lost are waited for": ("sync", method(Membership, "given_up", lambda self: [])),
+    "whoever was dropped goes on": ("sync", method(Membership, "worker_of", lambda self, client: self.find(client))),
 }
 """As above, and shown where workers come and go."""

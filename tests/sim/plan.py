@@ -112,6 +112,10 @@ class Plan:
     """Somebody assigns rows of tables that have room for all."""
     keeps_rows: bool = False
     """Readers keep the rows that they read."""
+    full_every: int = 1
+    """Of so many checkpoints one has all rows, and the others what has changed since."""
+    keep: int = 1
+    """So many checkpoints stay, and their bases."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     reshards: tuple[tuple[float, int], ...] = ()
@@ -440,4 +444,17 @@ def with_rows(plan: Plan) -> Plan:
     widths = random.Random(f"widths of rows {plan.seed}")
     narrow = tuple(widths.random() < 0.4 for _ in tables)
     keeps = random.Random(f"kept rows {plan.seed}").random() < 0.5
-    return replace(plan, tables=tables, narrow_tables=narrow, assigns_rows=assigns, keeps_rows=keeps)
+    deltas = random.Random(f"deltas {plan.seed}")
+    full_every = deltas.choice((1, 2, 4))
+    if full_every > 1:  # training goes on for as long as several checkpoints take
+        compute_s = tuple(max(0.5, seconds) for seconds in plan.compute_s)
+        plan = replace(plan, num_archivists=1, rounds=plan.rounds + 4, compute_s=compute_s)
+    return replace(
+        plan,
+        tables=tables,
+        narrow_tables=narrow,
+        assigns_rows=assigns,
+        keeps_rows=keeps,
+        full_every=full_every,
+        keep=deltas.choice((1, 2, 3)),
+    )

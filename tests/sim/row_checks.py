@@ -140,7 +140,7 @@ def check_written(table: TrainedTable, spec: TensorSpec, tensor: Tensor, written
         check_counts(table, partition, slot.parts.get(1), f"version {written.version} has")
         steps = table.partitions[partition].num_steps
         assert slot.record.steps == steps, f"version {written.version} has {slot.record.steps} steps, not {steps}"
-    records_are_explained(table, spec, records, f"version {written.version} has")
+    records_are_explained(table, spec, records, f"version {written.version} has", least=written.assigned[spec.name])
 
 
 def check_counts(table: TrainedTable, partition: int, counted: bytes | None, who: str) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+from psstore.checkpoint.bases import BaseChoice, Retention
+from psstore.checkpoint.manifest import BaseRecord
 from psstore.client import row_frames
 
 from . import rows
-from .mutants import Mutant, broken_in_core
+from .mutants import Mutant, broken_in_core, method
 from .server import ObservedShard
 
 
@@ -26,6 +28,14 @@ def _load(change: Callable[..., tuple[int, list[Any]]]) -> Mutant:
         self.core.load(key, version, steps, parts, num_rows)
 
     return lambda: mock.patch.object(ObservedShard, "load", load, create=True)
+
+
+def bases_are_not_kept(self: Retention, *, is_complete: bool, base: BaseRecord | None) -> None:
+    self._left -= is_complete
+
+
+def deltas_are_bases(self: BaseChoice, one: BaseRecord, base: BaseRecord | None) -> None:
+    self._base = one
 
 
 ROW_MUTANTS: dict[str, tuple[str, Mutant]] = {
@@ -49,6 +59,10 @@ ROW_FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "rows begin anew when they were used": ("async", broken_in_core("USAGE_IS_LOADED")),
     "a table's steps are counted anew": ("async", _load(lambda steps, parts: (0, parts))),
     "what admission has counted is not loaded": ("async", _load(lambda steps, parts: (steps, parts[:1]))),
+    "a delta is without rows that decisions changed": ("async", broken_in_core("STEPPED_ROWS_ARE_NOTED")),
+    "a delta is without rows that were assigned": ("async", broken_in_core("ASSIGNED_ROWS_ARE_NOTED")),
+    "a base goes before its deltas": ("async", method(Retention, "stays", bases_are_not_kept)),
+    "a delta is of a delta": ("async", method(BaseChoice, "written", deltas_are_bases)),
     "rows that were kept outlive the store that went back": ("async", broken_in_core("ROW_MARKS_ARE_THEIR_OWN")),
 }
 """As above, and shown where the store goes back to checkpoints."""
@@ -58,6 +72,7 @@ ROW_STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a new standby takes one codec of rows for another": ("async", broken_in_core("ROWS_KEEP_THEIR_CODEC")),
     "a new standby does not know what admission has counted": ("async", broken_in_core("COUNTS_ARE_FILLED_IN")),
     "a new standby does not know when rows were used": ("async", broken_in_core("USAGE_IS_LOADED")),
+    "what a new standby was sent counts as unchanged": ("async", broken_in_core("WHAT_CAME_IS_NOTED")),
     "who leads is taken for who led": ("async", broken_in_core("ROW_MARKS_ARE_THEIR_OWN")),
 }
 """As above, and shown where shards have standbys, of which some die."""

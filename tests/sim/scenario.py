@@ -74,7 +74,7 @@ class Scenario:
         self.network = Network(self.world, plan.latency_s, break_chance=plan.break_chance, late_s=plan.late_s)
         self.history = History()
         self.token = TOKEN if plan.with_token else None
-        self.archive = Archive()
+        self.archive = Archive(lambda: {one.name: self.history.last_assigned(one.name) for one in rows.specs(plan)})
         self.num_shards = plan.num_shards
         self._never_waits = plan.mode == "async"
         self._begin(None)
@@ -116,7 +116,7 @@ class Scenario:
         )
         signer = Mouthpiece(self.notary, self.key) if shard == 0 else Signer(self.key)
         coordinator = self._coordinator(signer) if shard == 0 else None
-        place = SimulatedPlace(self.world, self.archive) if shard == 0 else None
+        place = self._place() if shard == 0 else None
         server = Server(
             self.world,
             identity=identity,
@@ -126,6 +126,7 @@ class Scenario:
             place=place,
             archive=self.archive,
             lazy=self.plan.lazy_shards,
+            notes_rows=self.plan.full_every > 1,
             lease_s=LEASE_S if self.plan.silences else math.inf,
         )
         if cut is not None:
@@ -150,10 +151,13 @@ class Scenario:
             signer=Signer(self.key),
             lineage=LINEAGE,
             own=place,
-            open_place=lambda url: SimulatedPlace(self.world, self.archive),
+            open_place=lambda url: self._place(),
             any_place=False,
             now=lambda: self.world.now,
         )
+
+    def _place(self) -> SimulatedPlace:
+        return SimulatedPlace(self.world, self.archive, keep=self.plan.keep, full_every=self.plan.full_every)
 
     @property
     def coordinator(self) -> Coordinator:
@@ -365,10 +369,10 @@ class Scenario:
         """All shards die. They begin again from the last checkpoint, and clients find them at the same addresses."""
         if any(reader.stopped for reader in self.readers):
             return  # training is over
-        if not self.archive.checkpoints:
+        if not self.archive.there:
             self.world.after(0.2, lambda: self._fall(delays))
             return
-        cut = self.archive.checkpoints[-1]
+        cut = self.archive.there[max(self.archive.there)]
         self.world.say(f"the store falls, back to version {cut.version}")
         self._begin_again(cut, keeps_writes=False)
         self._schedule_falls(delays[1:])
@@ -414,7 +418,7 @@ class Scenario:
 
     def _reshard(self, version: int, num_shards: int) -> None:
         """All shards end. Others, another number, begin with what is written, which is all that anybody was told."""
-        cut = next(one for one in reversed(self.archive.checkpoints) if one.version == version)
+        cut = self.archive.there[version]
         self.world.say(f"the store goes on with {num_shards} shards from version {version} on")
         assert self.history.acknowledged <= version, f"{self.history.acknowledged} was told, {version} is written"
         if self.plan.mode == "sync" and self.plan.gather_s:

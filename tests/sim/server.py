@@ -73,8 +73,8 @@ class Mouthpiece(Signer):
 class ObservedShard:
     """The compiled shard; notes which decisions it was told to apply, and which changed its version."""
 
-    def __init__(self, index: int) -> None:
-        self.core = _core.Shard(index=index)
+    def __init__(self, index: int, *, notes_rows: bool) -> None:
+        self.core = _core.Shard(index=index, notes_row_decisions=notes_rows)
         self.applied: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -105,13 +105,14 @@ class Server:
         place: SimulatedPlace | None,
         archive: Archive,
         lazy: bool,
+        notes_rows: bool,
         lease_s: float = math.inf,
     ) -> None:
         self.signer = signer
         self._credentials = Credentials(token=next((token for _, token in identity.tokens.grants), None))
         self._place = place
         self.world = world
-        self.shard = ObservedShard(identity.shard)
+        self.shard = ObservedShard(identity.shard, notes_rows=notes_rows)
         self.service = ShardService(
             identity=identity,
             shard=self.shard,  # type: ignore[arg-type]  # everything that a Shard has

@@ -295,6 +295,7 @@ def test_rows_are_read_listed_assigned_and_written_down_in_some_seeds() -> None:
     for noted in ("row_reads", "row_lists", "assigned"):
         assert sum(len(getattr(history, noted)) for history in with_tables) > 20, noted
     assert any(history.rows and history.archived for history in with_tables)
+    assert sum(one.base is not None for history in with_tables for one in history.archived) > 5
     bounds = {bound for seed in range(NUM_SEEDS) for _, bound in planned(plan_of, seed).tables}
     assert bounds == set(BOUNDS)
     assert {True, False} == {narrow for seed in range(NUM_SEEDS) for narrow in planned(plan_of, seed).narrow_tables}

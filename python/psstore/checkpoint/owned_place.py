@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from psstore.checkpoint.bases import BaseChoice, Retention
 from psstore.checkpoint.manifest import (
     MANIFEST,
     BaseRecord,
@@ -47,14 +48,9 @@ class OwnedPlace:
         self._storage = place.storage
         self._ownership = ownership
         self._keep = keep
-        self._full_every = full_every
+        self._choice = BaseChoice(full_every)
         self._under_way: dict[int, _BegunVersion] = {}
         """Attempt at each version that is being written."""
-        self._base: BaseRecord | None = None
-        """The last one with all rows that this store has written: only of its own does it know that its shards, as many
-        as they are, have noted what has changed since."""
-        self._num_deltas = 0
-        """Deltas of that one that there are."""
 
     def start_at(self, version: int, *, discard_newer: bool = False) -> None:
         """The store begins at this version. Newer checkpoints are of another future: they would be the latest, so that
@@ -73,10 +69,7 @@ class OwnedPlace:
         """The name of a new attempt at this version, which all its writers are told. `has_rows`: there are tables, so
         that it may be a delta. Touches no storage: whether the place is still the store's is looked at before it is
         committed."""
-        base = self._base if has_rows and self._num_deltas + 1 < self._full_every else None
-        if base is not None and base.version >= version:
-            base = None
-        self._under_way[version] = _BegunVersion(new_attempt(), base)
+        self._under_way[version] = _BegunVersion(new_attempt(), self._choice.base_for(version, has_rows=has_rows))
         return self._under_way[version].name
 
     def base_of(self, version: int) -> int | None:
@@ -93,14 +86,12 @@ class OwnedPlace:
             if attempt.base is not None:
                 check_sizes(self._storage, read_base(self._storage, attempt.base, version=store.decision))
         except CheckpointDamaged:
-            self._base = None  # the next one has all rows
+            self._choice.lost()
             raise
         manifest = commit(self._storage, attempt=attempt.name, store=store, files=files, base=attempt.base)
         del self._under_way[store.decision]
-        self._num_deltas += 1
-        if attempt.base is None:
-            self._base = BaseRecord(version=manifest.version, digest=manifest_digest(encode_manifest(manifest)))
-            self._num_deltas = 0
+        own = BaseRecord(version=manifest.version, digest=manifest_digest(encode_manifest(manifest)))
+        self._choice.written(own, attempt.base)
         return manifest
 
     def abandon(self, version: int) -> None:
@@ -115,21 +106,19 @@ class OwnedPlace:
         goes when as many newer ones are complete as are to be kept.
         """
         self._ownership.check()
-        kept = 0
         gone = []
-        bases = {attempt.base.version for attempt in self._under_way.values() if attempt.base is not None}
+        retention = Retention(self._keep, (attempt.base for attempt in self._under_way.values()))
         for version in reversed(self.place.folders()):
             if version in self._under_way:
                 continue
-            found = self.place.look_at(version) if kept < self._keep or version in bases else None
+            found = self.place.look_at(version) if retention.may_stay(version) else None
             if found is None or found.status == UNFINISHED:
                 self._remove(version)
                 gone.append(version)
                 continue
-            if found.manifest is not None and found.manifest.base is not None:
-                bases.add(found.manifest.base.version)
+            base = found.manifest.base if found.manifest is not None else None
+            retention.stays(is_complete=found.status == COMPLETE, base=base)
             if found.status == COMPLETE and found.manifest is not None:
-                kept += 1
                 self._sweep(found.manifest)
         return gone
 
