@@ -12,7 +12,11 @@ readers     Steps beside clients that read all tensors READS_PER_S times a secon
             16 readers of 64 MiB would ask for 5 GB/s, more than two cores copy, and nothing else would be measured.
             A turn's figure is the mean of its steps, since few of them meet a reader.
 writing     Steps while a checkpoint is written, to disk and to memory, of the model and of a table of rows. The limit
-            is another process that writes as many bytes to one file by plain calls of the system, with one fsync.
+            is another process that writes as many bytes to one file by plain calls of the system, with one fsync. Of
+            the table a delta of what was just written is written, too.
+marks       Steps on the table in a store that notes which rows change, beside those in one that does not.
+deltas      Writing a whole checkpoint of the table, and deltas of it after any 1 % and 10 % of its rows have changed;
+            and starting a store with each of them, files being in the page cache. Nobody trains meanwhile.
 """
 
 from __future__ import annotations
@@ -22,18 +26,19 @@ import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psstore
 from bench.checkpoint import IN_MEMORY
 from bench.checkpoint import PARTS as PARTS_OF_ADAM
 from bench.command import Subject, run
 from bench.comparison import milliseconds
+from bench.cuts_deltas import DOES_NOT as NOTES_NOTHING
+from bench.cuts_deltas import NOTES, SHARES, WHOLE, delta_after, deltas, deltas_rows, marks, marks_rows, started
+from bench.cuts_found import Found
 from bench.cuts_rows import RowCase, RowTrainer
-from bench.cuts_user import ALONE, CHECKPOINT, FIRST_STEPS, PLAIN_CALLS, Case, Trainer, Writing, aside, user
+from bench.cuts_user import ALONE, CHECKPOINT, DELTA, FIRST_STEPS, PLAIN_CALLS, Case, Trainer, Writing, aside, user
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
 from bench.processes import preload, store_server
@@ -47,28 +52,6 @@ SHARDS = 2
 READERS = (1, 16)
 READS_PER_S = 5
 PLAIN, CONSISTENT = "plain", "consistent"
-
-
-@dataclass(frozen=True)
-class Found:
-    """What contestants took in one part of one case."""
-
-    part: str
-    title: str
-    series: Mapping[str, Series]
-    more: Mapping[str, float] = field(default_factory=dict)
-    """What else was measured."""
-
-    def ratio(self, who: str, than: str) -> float:
-        return self.series[who].median / self.series[than].median
-
-    def tail(self, who: str) -> float:
-        return self.series[who].percentile(99) / self.series[ALONE].median
-
-    @property
-    def figures(self) -> list[dict[str, Any]]:
-        about = {"title": f"{self.part}, {self.title}", **self.more}
-        return [{**about, "name": name, "times_s": one.times_s} for name, one in self.series.items()]
 
 
 # ---- reading ----
@@ -155,6 +138,8 @@ def trainer_of(url: str, case: Case | RowCase) -> Iterator[Trainer]:
 def writing(case: Case | RowCase, where: str, parent: Path | None, *, rounds: int, block_s: float) -> Found:
     with tempfile.TemporaryDirectory(dir=parent) as name, contextlib.ExitStack() as ends:
         options = ["--checkpoint", f"{name}/place", "--checkpoint-every", "1000000s", "--keep", "1"]
+        if isinstance(case, RowCase):
+            options += ["--full-every", "2"]
         url = ends.enter_context(store_server("unix", SHARDS, options=options))
         trainer = ends.enter_context(trainer_of(url, case))
         trainer.create()
@@ -166,11 +151,13 @@ def writing(case: Case | RowCase, where: str, parent: Path | None, *, rounds: in
             CHECKPOINT: found.checkpoint,
             PLAIN_CALLS: partial(found.plain_calls, Path(name) / "plain"),
         }
+        if isinstance(case, RowCase):
+            turns[DELTA] = found.delta
         took = alternate(turns, warm_up=1, rounds=rounds, progress=f"writing, {where}")
     steps = {who: [step for turn in taken[1:] for step in turn] for who, taken in found.turns.items()}
     series = {who: Series(tuple(step.seconds for step in taken), ()) for who, taken in steps.items()}
-    series |= {written(who): took[who] for who in (CHECKPOINT, PLAIN_CALLS)}
-    more = {"kept": found.kept_bytes / case.written_bytes}
+    series |= {written(who): took[who] for who in turns if who != ALONE}
+    more = {f"{who}, kept": found.kept_bytes[who] / case.written_bytes for who in turns if who != ALONE}
     for who, turns_of_it in found.first.items():
         for part, what in enumerate(("held", "commit held")):
             longest_s = [max(step[part] for step in first) for first in turns_of_it[1:] if first]
@@ -187,10 +174,14 @@ def _writing_rows(one: Found) -> list[list[Cell]]:
     rows: list[list[Cell]] = [
         [f"{one.title}, {ALONE}", milliseconds(one.series[ALONE]), None, one.tail(ALONE), *[None] * 5]
     ]
-    kept: list[Cell] = [one.ratio(written(CHECKPOINT), written(PLAIN_CALLS)), one.more["kept"]]
-    for who, name, only_ours in ((PLAIN_CALLS, PLAIN_CALLS, [None, None]), (CHECKPOINT, f"**{CHECKPOINT}**", kept)):
-        rows.append([name, milliseconds(one.series[who]), one.ratio(who, ALONE), one.tail(who)])
-        rows[-1] += [one.series[written(who)].median, *only_ours]
+    for who in (PLAIN_CALLS, CHECKPOINT, DELTA):
+        if who not in one.series:
+            continue
+        only_ours: list[Cell] = [one.ratio(written(who), written(PLAIN_CALLS)), one.more[f"{who}, kept"]]
+        is_ours = who != PLAIN_CALLS
+        rows.append([f"**{who}**" if is_ours else who, milliseconds(one.series[who])])
+        rows[-1] += [one.ratio(who, ALONE), one.tail(who), one.series[written(who)].median]
+        rows[-1] += only_ours if is_ours else [None, None]
         rows[-1] += [one.more[f"{who}, {what}, ms/GB"] for what in ("held", "commit held")]
     return rows
 
@@ -198,6 +189,7 @@ def _writing_rows(one: Found) -> list[list[Cell]]:
 # ---- all ----
 
 TIMES = "ms: median (min–max)"
+ABOVE_EMPTY = ("more than empty, × whole", "CPU likewise")
 PARTS: Mapping[str, tuple[Sequence[str], Callable[[Found], list[list[Cell]]], Callable[[], list[tuple[str, str]]]]] = {
     "reading": (
         ("what", f"plain, {TIMES}", f"consistent, {TIMES}", "× plain"),
@@ -213,6 +205,16 @@ PARTS: Mapping[str, tuple[Sequence[str], Callable[[Found], list[list[Cell]]], Ca
         ("a step", TIMES, "× alone", "p99 × alone", "s to write", "× plain calls", "kept", "held", "commit held"),
         _writing_rows,
         lambda: [(CHECKPOINT, PLAIN_CALLS), (written(CHECKPOINT), written(PLAIN_CALLS))],
+    ),
+    "marks": (
+        ("a step", TIMES, "× without", "CPU × without", "bytes a row"),
+        marks_rows,
+        lambda: [(NOTES, NOTES_NOTHING)],
+    ),
+    "deltas": (
+        ("what", "% of rows", "MB", "× whole", "s to write", "× whole", "CPU × whole", "s to start", *ABOVE_EMPTY),
+        deltas_rows,
+        lambda: [(of(delta_after(share)), of(WHOLE)) for share in SHARES for of in (str, started)],
     ),
 }
 """Headers and rows of each part's table, and who is held against whom in the table of all subjects."""
@@ -231,6 +233,11 @@ def measure(chosen: argparse.Namespace) -> Report:
                         found.append(reading(case, transport, trains=trains, rounds=rounds, turns=turns))
         elif part == "readers":
             found.append(readers(Case(16, large.tensor_bytes // 16), rounds=3 * rounds, block_s=3 / READS_PER_S))
+        elif part == "marks":
+            found.append(marks(ROWS, rounds=rounds))
+        elif part == "deltas":
+            for where, folder in (("disk", None), ("memory", IN_MEMORY)):
+                found.append(deltas(ROWS, where, folder, rounds=rounds))
         else:
             for where, folder in (("disk", None), ("memory", IN_MEMORY)):
                 found += [writing(case, where, folder, rounds=rounds, block_s=block_s) for case in (large, ROWS)]
@@ -251,7 +258,8 @@ def report(found: Sequence[Found]) -> Report:
             " on one host uses by itself; a turn's figure is the mean of its steps. Plain readers, and another process"
             " that writes as many bytes by plain calls and fsync, are limits. Kept: the most that shards kept beside"
             f" the values, as a share of the checkpoint. Held: the longest of {FIRST_STEPS} steps around the beginning"
-            " of the writing minus the usual one, and of their commits likewise, in ms per GB that is written."
+            " of the writing minus the usual one, and of their commits likewise, in ms per GB that is written;"
+            " of a delta, that a whole one has. Tables have Adagrad. % of rows: those whose records are written."
         ),
         tables=tables,
         figures=[figure for one in found for figure in one.figures],

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from bench.work import Floats, memory
 from psstore.config import Transport
 from psstore.types import TensorSpec
 
-ALONE, CHECKPOINT, PLAIN_CALLS = "alone", "checkpoint", "plain calls"
+ALONE, CHECKPOINT, DELTA, PLAIN_CALLS = "alone", "checkpoint", "delta", "plain calls"
 
 FIRST_STEPS = 3
 """So many are around the beginning of what is written."""
@@ -211,18 +212,22 @@ class Writing:
         self._trainer = trainer
         self._writer = writer
         self._block_s = block_s
-        self.turns: dict[str, list[list[Step]]] = {ALONE: [], CHECKPOINT: [], PLAIN_CALLS: []}
+        self.turns: defaultdict[str, list[list[Step]]] = defaultdict(list)
         """Steps of each turn."""
-        self.first: dict[str, list[list[Step]]] = {CHECKPOINT: [], PLAIN_CALLS: []}
+        self.first: defaultdict[str, list[list[Step]]] = defaultdict(list)
         """Steps around the beginning of each writing."""
-        self.kept_bytes = 0
-        """The most that shards kept."""
+        self.kept_bytes: defaultdict[str, int] = defaultdict(int)
+        """The most that shards kept beside each writing."""
 
     def alone(self) -> None:
         self.turns[ALONE].append(self._trainer.steps(self._block_s))
 
     def checkpoint(self) -> float:
         return self._beside(CHECKPOINT, lambda: self._writer.begin("checkpoint"))
+
+    def delta(self) -> float:
+        """A checkpoint, of a store whose next one is a delta."""
+        return self._beside(DELTA, lambda: self._writer.begin("checkpoint"))
 
     def plain_calls(self, folder: Path) -> float:
         shutil.rmtree(folder, ignore_errors=True)
@@ -237,7 +242,7 @@ class Writing:
         while not steps or not self._writer.is_done:  # it may be over before the first of them
             steps.append(self._trainer.step())
             ends.append(time.perf_counter())
-            self.kept_bytes = max(self.kept_bytes, self._trainer.kept_bytes())
+            self.kept_bytes[what] = max(self.kept_bytes[what], self._trainer.kept_bytes())
         done = self._writer.done()
         self.turns[what].append(steps)
         since = [step for step, end in zip(steps, ends, strict=True) if end > done.begin]

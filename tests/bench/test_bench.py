@@ -23,6 +23,7 @@ from bench import __main__ as every_subject
 from bench import (
     calls,
     cuts,
+    cuts_deltas,
     fan_out,
     followers,
     graces,
@@ -455,13 +456,43 @@ def test_reading_and_writing_beside_training_is_held_against_doing_so_plainly(mo
         *[("reading", 2)] * 2,
         *[("readers", 1)] * 5,
     ]
-    assert all(one.more["kept"] > 0 for one in found[2:]), "of the steps that were taken while it was written"
+    for one in found[2:]:
+        assert one.more["checkpoint, kept"] > 0, "of the steps that were taken while it was written"
     report = cuts.report(found)
     assert "**2 consistent readers**" in report.markdown()
+    assert "delta" in found[3].series
+    assert "delta" not in found[2].series
     assert [row[1] for row in report.summary][-4:] == [
         f"writing, {what}, memory: {who}"
         for what in ("2 × 4 KiB", "5,000 rows × 64, 100 a step")
         for who in ("checkpoint", "checkpoint, written")
+    ]
+
+
+def test_deltas_are_held_against_whole_checkpoints_and_marks_against_none() -> None:
+    case = RowCase(5000, 100)
+    found = [
+        cuts_deltas.marks(case, rounds=1),
+        cuts_deltas.deltas(case, "memory", Path("/dev/shm"), rounds=1),
+    ]
+    assert [found[0].more[f"--full-every {often}, bytes a row"] > 0 for often in (1, 10)] == [False, True]
+    share, num_bytes = (
+        [found[1].more[f"{what}, {of}"] for what in ("whole", *map(cuts_deltas.delta_after, cuts_deltas.SHARES))]
+        for of in ("share of rows", "bytes")
+    )
+    assert share[0] == 1.0
+    assert 0.01 <= share[1] < 0.05
+    assert 0.1 <= share[2] < 0.25
+    assert num_bytes[1] < num_bytes[2] < num_bytes[0]
+    report = cuts.report(found)
+    assert [table.title for table in report.tables] == ["marks", "deltas"]
+    assert [row[1] for row in report.summary] == [
+        "marks, 5,000 rows × 64, 100 a step: --full-every 10",
+        *(
+            f"deltas, 5,000 rows × 64, memory: delta, {share} of the rows changed{what}"
+            for share in ("1%", "10%")
+            for what in ("", ", started")
+        ),
     ]
 
 
