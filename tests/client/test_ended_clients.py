@@ -22,6 +22,7 @@ from psstore.client.store import Backend, Store
 from psstore.config import Transport
 from psstore.errors import RolledBack
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS, clusters
+from tests.support.fork_server import ServedPopen
 from tests.support.server_process import StoreProcess, eventually, reshard_command
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -128,7 +129,7 @@ def test_a_client_of_a_store_that_has_other_numbers_of_shards_leaves_nothing_beh
         store.create("w", np.zeros(NUM_ELEMS, F32), rule="sgd")
         for num_shards in (3, 2) * 2:
             old.append(weakref.ref(store._backend))
-            with subprocess.Popen(reshard_command(cluster.url, num_shards), stdout=subprocess.DEVNULL) as asked:
+            with ServedPopen(reshard_command(cluster.url, num_shards), stdout=subprocess.DEVNULL) as asked:
                 trains_until_it_goes_back(store)
                 store.reconnect()
                 assert asked.wait(PATIENCE_S) == 0

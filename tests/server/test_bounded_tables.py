@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import psstore
 from psstore.errors import RolledBack
 from tests.support.bounded_tables import BoundedTables
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import StoreProcess, eventually, reshard_command
+from tests.support.server_process import StoreProcess, eventually, reshard
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -60,7 +59,7 @@ def test_a_store_that_is_resharded_evicts_and_admits_the_same() -> None:
     ):
         tables = BoundedTables(store)
         tables.train(store, 12)
-        subprocess.run(reshard_command(served.url, 2), check=True, capture_output=True, timeout=PATIENCE_S)
+        reshard(served.url, 2, timeout_s=PATIENCE_S).check_returncode()
         with pytest.raises(RolledBack):
             store.keys("lru")
         store.reconnect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.checkpoint.docs_reader import read_rows
 from tests.checkpoint.support import read_parts
 from tests.support.bounded_tables import BoundedTables
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import StoreProcess, eventually, reshard_command
+from tests.support.server_process import StoreProcess, eventually, reshard
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -85,7 +84,7 @@ def test_a_standby_that_leads_knows_what_has_changed_and_other_shards_begin_anew
             tables.decided(given)
             tables.train(store, 3)
             assert places.save(store)
-        subprocess.run(reshard_command(served.url, 3), check=True, capture_output=True, timeout=PATIENCE_S)
+        reshard(served.url, 3, timeout_s=PATIENCE_S).check_returncode()
         with pytest.raises(RolledBack):
             store.keys("lru")
         store.reconnect()

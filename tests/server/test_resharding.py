@@ -30,7 +30,7 @@ from psstore.server.shard_group import ShardGroups
 from psstore.server.supervisor import Supervisor
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.free_ports import free_ports
-from tests.support.server_process import StoreProcess, eventually, reshard_command
+from tests.support.server_process import StoreProcess, eventually, reshard
 
 F32 = np.float32
 ELEMS = 600_000
@@ -42,10 +42,7 @@ pytestmark = pytest.mark.sockets
 def psstore_reshard(
     url: str, num_shards: int, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, **(environ or {})}
-    return subprocess.run(
-        reshard_command(url, num_shards), capture_output=True, text=True, timeout=PATIENCE_S, env=environ
-    )
+    return reshard(url, num_shards, timeout_s=PATIENCE_S, environ=environ)
 
 
 class Training:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,9 +41,10 @@ STORES = (
         "uvloop",
     ),
     *("psstore.launch.checkpointing", "psstore.launch.metrics_server", "psstore.launch.resharding"),
+    *("psstore.cli.main", "psstore.server.other_member"),
 )
 TRAININGS = (
-    *("torch", "torch._dynamo", "psstore.torch", "psstore.cli.main", "psstore.cli.run", "psstore.cli.demo.worker"),
+    *("torch", "torch._dynamo", "psstore.torch", "psstore.cli.run", "psstore.cli.demo.worker"),
     *STORES,
 )
 IMPORTED = {"stores": STORES, "trainings": TRAININGS}
@@ -115,10 +116,17 @@ class TrainingPopen(ServedPopen):
     kind = "trainings"
 
 
-def run(command: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A training's command until it has ended, with all that it printed."""
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    popen: type[ServedPopen] = TrainingPopen,
+) -> subprocess.CompletedProcess[str]:
+    """A command until it has ended, with all that it printed. `popen`: what forks it, a training's or a store's."""
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    with TrainingPopen(command, cwd=cwd, stdin=nothing, stdout=pipe, stderr=pipe, text=True) as process:
+    with popen(command, cwd=cwd, env=environ, stdin=nothing, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except BaseException:

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.support.fork_server import ServedPopen
+from tests.support.fork_server import ServedPopen, run
 
 START_S = 60.0
 END_S = 30.0
@@ -28,6 +28,14 @@ POLL_S = 0.02
 def reshard_command(url: str, num_shards: int) -> list[str]:
     """What somebody types to have a store go on with so many shards."""
     return [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", str(num_shards)]
+
+
+def reshard(
+    url: str, num_shards: int, *, timeout_s: float, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """That command until it has ended, with all that it printed."""
+    whole = {**os.environ, **(environ or {})}
+    return run(reshard_command(url, num_shards), timeout_s=timeout_s, environ=whole, popen=ServedPopen)
 
 
 class StoreProcess:

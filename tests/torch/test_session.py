@@ -41,6 +41,7 @@ from psstore.torch import (
     worker_state,
 )
 from tests.support.cluster import PACE_S, PATIENCE_S
+from tests.support.fork_server import ServedPopen
 from tests.support.server_process import StoreProcess, eventually, reshard_command
 
 MODES = {
@@ -250,7 +251,7 @@ def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap
                             running.stop()
                         else:
                             command = reshard_command(process.url, left.pop())
-                            asked.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+                            asked.append(ServedPopen(command, stdout=subprocess.DEVNULL))
                     time.sleep(PACE_S if numbers else 0)
                     own = torch.Generator().manual_seed(1000 * step.number + (store.rank or 0))
                     one.optimizer.zero_grad()
