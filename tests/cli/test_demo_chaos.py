@@ -24,7 +24,7 @@ REPORT = ChaosReport(
 
 
 def test_what_is_killed_all_the_time_ends_with_the_bytes_of_the_quiet_run() -> None:
-    found = demo("--chaos", "--epochs", "20")["chaos"]
+    found = demo("--chaos", "--epochs", "8")["chaos"]
     assert found["sha256_disturbed"] == found["sha256_undisturbed"]
     assert len(found["sha256_disturbed"]) == 64
     assert found["killed"]
