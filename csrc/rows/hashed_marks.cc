@@ -23,7 +23,7 @@ HashedMarks::HashedMarks(size_t num_rows, std::shared_ptr<MemoryBudget> budget)
   marks_.resize(wanted_marks(num_rows), 0);
 }
 
-// Those whose hashes have one more bit in common than before had the same mark.
+// Keys that differ in the next bit alone had the same mark.
 void HashedMarks::fit(size_t num_rows) {
   while (marks_.size() < wanted_marks(num_rows)) {
     const size_t num_marks = marks_.size();

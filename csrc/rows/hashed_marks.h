@@ -1,8 +1,9 @@
-// A number for each row of a partition, by the low bits of its id's hash, out of a budget.
+// A number for each row of a partition, by the low bits of a key, out of a budget. The key is the row's place, or its id's hash.
 //
-//   marks     | 0 | 3 | 0 | 1 | ...   by the low bits of an id's hash: the last number that was set for any such id
+//   marks     | 0 | 3 | 0 | 1 | ...   by the low bits of a key: the last number that was set for any such key
 //
-// Ids that share a mark share its number. Not thread-safe: guarded as the rows are.
+// Keys that share a mark share its number: hashes may, and places where there are fewer marks than rows. Not thread-safe:
+// guarded as the rows are.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@ class HashedMarks {
   HashedMarks(const HashedMarks&) = delete;
   HashedMarks& operator=(const HashedMarks&) = delete;
 
-  void set(uint64_t hash, uint32_t number) { marks_[hash & (marks_.size() - 1)] = number; }
-  uint32_t of(uint64_t hash) const { return marks_[hash & (marks_.size() - 1)]; }
+  void set(uint64_t key, uint32_t number) { marks_[key & (marks_.size() - 1)] = number; }
+  uint32_t of(uint64_t key) const { return marks_[key & (marks_.size() - 1)]; }
 
   // Has as many marks as so many rows want. Throws Error(OUT_OF_MEMORY), and stays as it is.
   void fit(size_t num_rows);

@@ -2,14 +2,16 @@
 // another one.
 //
 //   from      since this decision all changes are known; before it any row may have changed
-//   marks     how many decisions after `from` a row of each id last changed, as hashed_marks.h keeps it; 0: not since then
+//   marks     of each place of a row, how many decisions after `from` it last changed; 0: not since then
 //
-// So "changed since decision n" is a comparison, of which nobody need remember that it was made. Where there is no memory for
-// marks, or their numbers are used up, what is known begins anew with the change at hand, and all rows count as changed before.
-// A row that goes is told by its absence. Nothing of it is in a checkpoint, an image or a copy. Not thread-safe: guarded as the
-// rows are.
+// So "changed since decision n" is a comparison, of which nobody need remember that it was made. A place's mark never becomes
+// less, so that it says of rows that are kept as they were what it says of today's. Where there is no memory for marks, or their
+// numbers are used up, what is known begins anew with the change at hand, and all rows count as changed before; where there is
+// none for more of them, places share marks. A row that goes is told by its absence. Nothing of it is in a checkpoint, an image or
+// a copy. Not thread-safe: guarded as the rows are.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,15 +32,19 @@ class RowDecisions {
     marks_ = nullptr;
     from_ = from;
   }
-  // Begins what that decision, or a write that comes before the next one, changes of so many rows.
+  // Begins what that decision, or a write that comes before the next one, changes of so many rows, new ones included.
   void begin(uint64_t decision, size_t num_rows);
-  // The row of an id of that hash changes or appears.
-  void mark(uint64_t hash) {
-    if (marks_) marks_->set(hash, number_);
+  // The row in that place changes or appears.
+  void mark(size_t place) {
+    if (marks_) marks_->set(place, number_);
   }
-  // Whether the row of an id of that hash may be another than it was at that decision.
-  bool may_have_changed(uint64_t hash, uint64_t since) const {
-    return since < from_ || (marks_ && marks_->of(hash) > since - from_);
+  // The row of one place takes another one, whose own is gone.
+  void move(size_t from, size_t to) {
+    if (marks_) marks_->set(to, std::max(marks_->of(from), marks_->of(to)));
+  }
+  // Whether the row in that place may be another than it was at that decision.
+  bool may_have_changed(size_t place, uint64_t since) const {
+    return since < from_ || (marks_ && marks_->of(place) > since - from_);
   }
   size_t num_bytes() const { return marks_ ? marks_->num_bytes() : 0; }
 

@@ -126,7 +126,7 @@ void RowStore::begin_state(RowNumber row, float sum) {
 }
 
 // The last rows go to the holes that others leave, and there is an index of all as they lie then.
-void RowStore::evict(std::span<const size_t> places) {
+std::vector<MovedRow> RowStore::evict(std::span<const size_t> places) {
   const size_t num_left = num_rows_ - places.size();
   const size_t num_holes =
       static_cast<size_t>(std::ranges::lower_bound(places, num_left) - places.begin());
@@ -135,10 +135,13 @@ void RowStore::evict(std::span<const size_t> places) {
   come_from.reserve(num_left);
   for (size_t place = 0; place < num_left; ++place) come_from.push_back(layout_.number(place));
   std::span<const size_t> going = places.subspan(num_holes);
+  std::vector<MovedRow> moved;
+  moved.reserve(holes.size());
   size_t last = num_left;
   for (const size_t hole : holes) {
     for (; !going.empty() && going.front() == last; ++last) going = going.subspan(1);
-    come_from[hole] = layout_.number(last++);
+    come_from[hole] = layout_.number(last);
+    moved.push_back({.from = last++, .to = hole});
   }
   std::shared_ptr<RowIndex> index = index_of(come_from);
   for (const size_t hole : holes) make_writable(layout_.number(hole));
@@ -152,6 +155,7 @@ void RowStore::evict(std::span<const size_t> places) {
   num_rows_ = num_left;
   slabs_.shrink(layout_.num_slabs(num_left));
   index_ = std::move(index);
+  return moved;
 }
 
 std::shared_ptr<RowIndex> RowStore::index_of(std::span<const RowNumber> come_from) const {

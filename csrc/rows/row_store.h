@@ -15,6 +15,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "rows/first_values.h"
 #include "rows/row_index.h"
@@ -47,6 +48,12 @@ struct RowSnapshot {
   RowNumber end = 0;
 };
 
+// A row that took the place of one that went.
+struct MovedRow {
+  size_t from;
+  size_t to;
+};
+
 class RowStore {
  public:
   // `number`: of its index (row_index.h).
@@ -71,9 +78,9 @@ class RowStore {
     return num_rows_ + ids.size() <= slabs_.size() * layout_.rows_per_slab() &&
            index_->has_room(ids);
   }
-  // Has rows go: those in these places, which ascend. Rows have other numbers then. Throws Error(OUT_OF_MEMORY), with no row
-  // changed.
-  void evict(std::span<const size_t> places);
+  // Has rows go: those in these places, which ascend. Rows have other numbers then; of those that have another place,
+  // returns both. Throws Error(OUT_OF_MEMORY), with no row changed.
+  std::vector<MovedRow> evict(std::span<const size_t> places);
   // Has the row's slab be nobody else's. True: it is another one now. Throws Error(OUT_OF_MEMORY), with no row changed.
   bool make_writable(RowNumber row);
 

@@ -338,8 +338,8 @@ class Slot {
   void count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend);
   RowNumber there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
                          float initial_sum);
-  // Begins a change of rows, before any of it, by that decision.
-  void begin_marks(uint64_t decision);
+  // Begins a change of rows, before any of it, by that decision: at most so many are new.
+  void begin_marks(uint64_t decision, size_t most_new);
   // REQUIRES: there are marks.
   void mark(uint64_t id) { marks_->mark(hash_of_id(id)); }
   // The row was changed by that decision.

@@ -13,9 +13,6 @@ namespace {
 // Memory for so many rows is taken beside those of a partition without being needed: a part of them.
 constexpr size_t kSpareRoomPart = 16;
 
-// Rows of which it is looked at together whether they have changed.
-constexpr size_t kLookedAtTogether = 4096;
-
 }  // namespace
 
 std::vector<RowContribution> Slot::row_contributions(const Decision& decision) const {
@@ -78,7 +75,7 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
   rows_->find(ids, found.rows);
   const BufferRef& counted = state_[0].buffer;
   row_policy_->admit(merged, found.rows, decision.number(), counted ? counted->data() : nullptr);
-  begin_marks(decision.number());
+  begin_marks(decision.number(), ids.size());
   make_room(ids, found, row_policy_->make_room(*rows_, found.rows, decision.number()));
   count_rows(merged, found, backend);
 
@@ -93,7 +90,7 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
     note_use(row, decision.number());
     if (marks_ && holds(BreakableRule::kSTEPPED_ROWS_ARE_MARKED)) mark(ids[i]);
     if (row_decisions_ && holds(BreakableRule::kSTEPPED_ROWS_ARE_NOTED)) {
-      row_decisions_->mark(hash_of_id(ids[i]));
+      row_decisions_->mark(rows_->place_of(row));
     }
     steps.push_back({rows_->value(row), merged.gradients_of(i), ids[i]});
   }
@@ -119,7 +116,8 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   const RowPolicy::Plan plan = row_policy_->make_room(*rows_, found.rows, settled_);
   if (plan.num_refused > 0) return std::nullopt;
   std::vector<float> value(spec_.rows.dim);
-  begin_marks(settled_ + 1);  // a checkpoint as of this decision may have been written before
+  // A checkpoint as of this decision may have been written before.
+  begin_marks(settled_ + 1, ids.size());
   make_room(ids, found, plan);
   for (size_t i = 0; i < ids.size(); ++i) {
     const RowNumber row = there_or_new(ids, i, found, 0);
@@ -131,7 +129,7 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
     note_use(row, settled_);
     if (marks_ && holds(BreakableRule::kASSIGNED_ROWS_ARE_MARKED)) mark(ids[i]);
     if (row_decisions_ && holds(BreakableRule::kASSIGNED_ROWS_ARE_NOTED)) {
-      row_decisions_->mark(hash_of_id(ids[i]));
+      row_decisions_->mark(rows_->place_of(row));
     }
   }
   version_ = std::max(version_, settled_) + 1;
@@ -145,7 +143,10 @@ void Slot::make_room(std::span<const uint64_t> ids, RowsToChange& found,
     if (marks_ && holds(BreakableRule::kEVICTED_ROWS_ARE_MARKED)) {
       for (const size_t place : plan.victims) mark(rows_->id_of(rows_->number(place)));
     }
-    rows_->evict(plan.victims);
+    const std::vector<MovedRow> moved = rows_->evict(plan.victims);
+    if (row_decisions_ && holds(BreakableRule::kNOTES_MOVE_WITH_ROWS)) {
+      for (const MovedRow& row : moved) row_decisions_->move(row.from, row.to);
+    }
     for (size_t i = 0; i < ids.size(); ++i) {
       if (found.rows[i] < kRefusedRow) rows_->find(ids.subspan(i, 1), {&found.rows[i], 1});
     }
@@ -182,9 +183,9 @@ RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChan
   return row;
 }
 
-void Slot::begin_marks(uint64_t decision) {
+void Slot::begin_marks(uint64_t decision, size_t most_new) {
   if (marks_ && !marks_->go_on()) marks_ = nullptr;
-  if (row_decisions_) row_decisions_->begin(decision, rows_->num_rows());
+  if (row_decisions_) row_decisions_->begin(decision, rows_->num_rows() + most_new);
 }
 
 const RowMarks* Slot::marks(const std::shared_ptr<MemoryBudget>& budget) {
@@ -234,16 +235,11 @@ std::optional<RowSnapshot> Slot::rows_at(uint64_t at) const {
   return std::nullopt;
 }
 
+// By places as they are now: what is known of a place never becomes less, whichever rows have gone since.
 std::vector<uint32_t> Slot::changed_places(const RowSnapshot& then, uint64_t since) const {
   std::vector<uint32_t> places;
-  std::vector<uint64_t> ids;
-  for (size_t first = 0; first < then.num_rows; first += ids.size()) {
-    ids.resize(std::min(kLookedAtTogether, then.num_rows - first));
-    rows_->copy_ids(then, first, ids.size(), reinterpret_cast<std::byte*>(ids.data()));
-    for (size_t i = 0; i < ids.size(); ++i) {
-      if (row_decisions_ && !row_decisions_->may_have_changed(hash_of_id(ids[i]), since)) continue;
-      places.push_back(static_cast<uint32_t>(first + i));
-    }
+  for (uint32_t place = 0; place < then.num_rows; ++place) {
+    if (!row_decisions_ || row_decisions_->may_have_changed(place, since)) places.push_back(place);
   }
   return places;
 }

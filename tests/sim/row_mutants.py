@@ -61,6 +61,7 @@ ROW_FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "what admission has counted is not loaded": ("async", _load(lambda steps, parts: (steps, parts[:1]))),
     "a delta is without rows that decisions changed": ("async", broken_in_core("STEPPED_ROWS_ARE_NOTED")),
     "a delta is without rows that were assigned": ("async", broken_in_core("ASSIGNED_ROWS_ARE_NOTED")),
+    "a delta is without rows that took another's place": ("async", broken_in_core("NOTES_MOVE_WITH_ROWS")),
     "a base goes before its deltas": ("async", method(Retention, "stays", bases_are_not_kept)),
     "a delta is of a delta": ("async", method(BaseChoice, "written", deltas_are_bases)),
     "rows that were kept outlive the store that went back": ("async", broken_in_core("ROW_MARKS_ARE_THEIR_OWN")),
