@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import pytest
 
-BUILD_TIMEOUT_S = 900.0
-RUN_TIMEOUT_S = 300.0
+BUILD_TIMEOUT_S = 1800.0
+RUN_TIMEOUT_S = 900.0
 
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1",
