@@ -35,7 +35,19 @@ from bench.checkpoint import PARTS as PARTS_OF_ADAM
 from bench.command import Subject, run
 from bench.comparison import milliseconds
 from bench.cuts_deltas import DOES_NOT as NOTES_NOTHING
-from bench.cuts_deltas import NOTES, SHARES, WHOLE, delta_after, deltas, deltas_rows, marks, marks_rows, started
+from bench.cuts_deltas import (
+    NOTES,
+    SHARDS,
+    SHARES,
+    WHOLE,
+    delta_after,
+    deltas,
+    deltas_rows,
+    keeping_store,
+    marks,
+    marks_rows,
+    started,
+)
 from bench.cuts_found import Found
 from bench.cuts_rows import RowCase, RowTrainer
 from bench.cuts_user import ALONE, CHECKPOINT, DELTA, FIRST_STEPS, PLAIN_CALLS, Case, Trainer, Writing, aside, user
@@ -48,7 +60,6 @@ from bench.row_work import NUM_ROWS
 SMALL = Case(20, 4096)
 ROWS = RowCase(NUM_ROWS, 4096)
 TRANSPORTS = ("unix", "tcp", "shm")
-SHARDS = 2
 READERS = (1, 16)
 READS_PER_S = 5
 PLAIN, CONSISTENT = "plain", "consistent"
@@ -137,10 +148,8 @@ def trainer_of(url: str, case: Case | RowCase) -> Iterator[Trainer]:
 
 def writing(case: Case | RowCase, where: str, parent: Path | None, *, rounds: int, block_s: float) -> Found:
     with tempfile.TemporaryDirectory(dir=parent) as name, contextlib.ExitStack() as ends:
-        options = ["--checkpoint", f"{name}/place", "--checkpoint-every", "1000000s", "--keep", "1"]
-        if isinstance(case, RowCase):
-            options += ["--full-every", "2"]
-        url = ends.enter_context(store_server("unix", SHARDS, options=options))
+        full_every = 2 if isinstance(case, RowCase) else 1
+        url = ends.enter_context(keeping_store(f"{name}/place", full_every=full_every, keep=1))
         trainer = ends.enter_context(trainer_of(url, case))
         trainer.create()
         writer = ends.enter_context(aside(url, Case(1, case.written_bytes // PARTS_OF_ADAM // 4 * 4)))

@@ -40,9 +40,10 @@ def started(what: str) -> str:
 
 
 @contextlib.contextmanager
-def keeping_store(place: str, *, full_every: int) -> Iterator[str]:
+def keeping_store(place: str, *, full_every: int, keep: int = 3) -> Iterator[str]:
     """The URL of a store that writes checkpoints when it is asked to."""
     options = ["--checkpoint", place, "--checkpoint-every", "1000000s", "--full-every", str(full_every)]
+    options += ["--keep", str(keep)]
     with store_server("unix", SHARDS, options=options) as url:
         yield url
 
