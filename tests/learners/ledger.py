@@ -123,6 +123,13 @@ def read(folder: Path, num_learners: int) -> dict[int, list[Contribution]]:
     return {rank: list(_contributions(path_of(folder, rank))) for rank in range(num_learners)}
 
 
+def awaits_answer(folder: Path, rank: int) -> bool:
+    """Whether a rank has noted a commit, and not yet its answer."""
+    path = path_of(folder, rank)
+    lines = path.read_text().splitlines() if path.exists() else []
+    return bool(lines) and lines[-1].startswith("commits")
+
+
 def path_of(folder: Path, rank: int) -> Path:
     return folder / f"notes-{rank}"
 

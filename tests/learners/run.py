@@ -21,8 +21,8 @@ from bench.processes import OPTIMIZERS
 import psstore
 from psstore.errors import DeadlineExceeded, PsstoreError
 from tests.learners.learner import learn
-from tests.learners.ledger import Account, Decision, account, read
-from tests.support.server_process import StoreProcess
+from tests.learners.ledger import Account, Decision, account, awaits_answer, read
+from tests.support.server_process import StoreProcess, eventually
 
 _FRESH = multiprocessing.get_context("forkserver")
 """Learners inherit neither threads nor sockets; what takes long to import they have already."""
@@ -44,6 +44,8 @@ class Plan:
     """Mean of what lies between two."""
     shard_share: float = 0.1
     """Of kills, those of a shard's leader, whose standby goes on."""
+    commit_share: float = 0.5
+    """Of a learner's kills, those that wait until it has begun a commit."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,14 @@ def _kill(plan: Plan, url: str, learners: list[_Learner], reader: _Reader, say: 
     reader.await_more()
     for number in range(1, plan.kills + 1):
         time.sleep(chance.expovariate(1.0 / plan.between_kills_s))
-        leaders = _leaders_that_may_die(url) if chance.random() < plan.shard_share else []
-        if leaders:
-            os.kill(chance.choice(leaders), signal.SIGKILL)
+        if chance.random() < plan.shard_share:
+            os.kill(chance.choice(_leaders_that_may_die(url)), signal.SIGKILL)
             shard_kills += 1
         else:
-            learners[chance.randrange(plan.num_learners)].restart()
+            learner = learners[chance.randrange(plan.num_learners)]
+            if chance.random() < plan.commit_share:
+                learner.await_commit()
+            learner.restart()
         if number % 50 == 0:
             reader.await_more()
             say(f"{number} kills, {shard_kills} of them of shards; decision {reader.last}")
@@ -90,24 +94,35 @@ def _kill(plan: Plan, url: str, learners: list[_Learner], reader: _Reader, say: 
 
 
 def _leaders_that_may_die(url: str) -> Sequence[int]:
-    """Their processes; empty: a shard has no standby that is in sync just now."""
-    with contextlib.suppress(PsstoreError), psstore.connect(url, role="client", timeout_s=1.0) as client:
-        stats = client.stats()
-        if all(one["standbys"] for one in stats):
-            return [int(one["process"]) for one in stats]
-    return []
+    """Their processes, as soon as every shard has a standby that is in sync. Raises AssertionError."""
+    leaders: list[int] = []
+
+    def may_die() -> bool:
+        with contextlib.suppress(PsstoreError), psstore.connect(url, role="client", timeout_s=1.0) as client:
+            stats = client.stats()
+            leaders[:] = [int(one["process"]) for one in stats]
+            return all(one["standbys"] for one in stats)
+        return False
+
+    assert eventually(may_die, PATIENCE_S), f"no standby in sync at a shard in {PATIENCE_S} s"
+    return leaders
 
 
 class _Learner:
     """One rank's process, and the next."""
 
-    def __init__(self, *arguments: object) -> None:
-        self._arguments = arguments
+    def __init__(self, url: str, rank: int, num_learners: int, folder: Path) -> None:
+        self._arguments = url, rank, num_learners, folder
         self._process = self._start()
 
     def restart(self) -> None:
         self.kill()
         self._process = self._start()
+
+    def await_commit(self) -> None:
+        """Until it has begun one that is not answered yet. Raises AssertionError."""
+        _, rank, _, folder = self._arguments
+        assert eventually(lambda: awaits_answer(folder, rank), PATIENCE_S), f"rank {rank}: no commit in {PATIENCE_S} s"
 
     def kill(self) -> None:
         """Raises AssertionError if it has ended by itself, for which there is no reason."""
