@@ -11,9 +11,9 @@ from numpy.testing import assert_array_equal
 
 from psstore.client.loop_thread import LoopThread
 from psstore.client.store import AsyncStore, Store
-from psstore.errors import StoreClosed
+from psstore.errors import BadArgument, StoreClosed
 from psstore.types import TensorSpec
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, clusters
 
 F32 = np.float32
 
@@ -53,6 +53,26 @@ def test_async_calls_run_side_by_side(cluster: Cluster) -> None:
             assert_array_equal(await store.pull("sum"), np.full(1000, sum(range(100)), F32))
 
     asyncio.run(add())
+
+
+def test_commit_waits_for_no_push_under_way_but_says_so() -> None:
+    with clusters("tcp") as start:
+        cluster = start()
+        shards = cluster.process
+        assert shards is not None
+
+        async def hurry() -> None:
+            async with await cluster.connect_async() as store:
+                await store.create("w", shape=(1000,), rule="sgd")
+                with shards.stopped():
+                    pushing = asyncio.create_task(store.push("w", np.ones(1000, F32)))
+                    await asyncio.sleep(0)
+                    with pytest.raises(BadArgument, match="await them first"):
+                        await store.commit()
+                await pushing
+                await store.commit()
+
+        asyncio.run(hurry())
 
 
 def test_small_calls_that_were_done_before_are_awaited_without_a_task(

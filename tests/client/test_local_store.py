@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -145,21 +144,6 @@ def test_a_hyper_parameter_that_is_no_number_is_refused(hypers: dict[object, obj
         store.create("w", shape=(1,), rule="sgd")
         with pytest.raises(BadHyper, match=r"'lr' is .*; expected a number"):
             store.commit(hypers)  # type: ignore[arg-type]
-
-
-def test_commit_waits_for_no_push_under_way_but_says_so() -> None:
-    async def hurry() -> None:
-        with psstore.LocalStore() as server:
-            async with server.connect_async() as store:
-                await store.create("w", shape=(1_000_000,), rule="sgd")
-                pushing = asyncio.create_task(store.push("w", np.ones(1_000_000, F32)))
-                await asyncio.sleep(0)
-                with pytest.raises(BadArgument, match="await them first"):
-                    await store.commit()
-                await pushing
-                await store.commit()
-
-    asyncio.run(hurry())
 
 
 def test_memory_has_a_limit_as_in_other_processes() -> None:
