@@ -51,7 +51,7 @@ from bench.machine import congestion_control, machine
 from bench.page import filled
 from bench.peers import load
 from bench.ping_pong import raw_caller
-from bench.processes import FRESH, child, preload, store_server
+from bench.processes import FRESH, OPTIMIZERS, child, preload, store_server
 from bench.report import Chart, Report, Table, merged, three_digits
 from bench.servers import TOKEN, shard_addresses
 from bench.targets import targets_table
@@ -67,7 +67,8 @@ TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
 
 @pytest.fixture(scope="module", autouse=True)
 def processes_that_start_at_once() -> Iterator[None]:
-    preload("bench.team", "bench.peers.store", "bench.peers.raw_sockets", "bench.callers", "bench.cuts_user")
+    parts = ("bench.team", "bench.peers.store", "bench.peers.raw_sockets", "bench.callers", "bench.cuts_user")
+    preload(*parts, "bench.learners_worker", OPTIMIZERS)
     yield
     end_forkserver()
 
