@@ -31,8 +31,8 @@ CASES = {"1 KiB": (1, 256), "4 MiB": (1, 1 << 20), "1000 x 4 KiB": (1000, 1024)}
 SOCKET_CASES = {"1 KiB, socket": (1, 256), "1000 x 64 B, socket": (1000, 16)}
 """As much as a socket takes at once, so that it does not matter who is faster."""
 
-EARLY_CASE = "64 x 16 KiB, early"
-EARLY_SIZES = 64, 4096
+EARLY_CASE = "16 x 16 KiB, early"
+EARLY_SIZES = 16, 4096
 """The same of a round that was committed early: its pulls wait, each for its push."""
 
 WARM_UP = 6
