@@ -63,16 +63,16 @@ def assert_equal(found: dict[str, int]) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rule_equals_torch_after_1000_steps_in_float32(case: Case) -> None:
     with exact_square_root():
-        assert_equal(distances(case, start(4099), gradients(4099, 1000, "float32")))
+        assert_equal(distances(case, start(2051), gradients(2051, 1000, "float32")))
 
 
 @torch_fuses
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule_equals_torch_after_1000_steps_in_float64(case: Case) -> None:
+def test_rule_equals_torch_after_300_steps_in_float64(case: Case) -> None:
     if case.options.get("beta1") == 0.3 and torch.__version__ < "2.5":
         pytest.skip("torch 2.4 rounds lerp otherwise, for weights of 0.5 and more of float64")
     with exact_square_root():
-        assert_equal(distances(case, start(515, "float64"), gradients(515, 1000, "float64")))
+        assert_equal(distances(case, start(515, "float64"), gradients(515, 300, "float64")))
 
 
 @torch_fuses
