@@ -212,10 +212,9 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, GpuUpdateTest,
 
 // Blocks that have many chunks take several vectors at once, and the rest one by one.
 TEST(GpuUpdateTest, BlocksOfManyChunksGiveTheBytesOfTheCpu) {
+  const size_t num_elems = 1024U * 6 + 5;  // seven chunks: in one block, and then in two
   for (const RuleCase& rule : rule_cases()) {
     for (const Ranks& ranks : rank_cases(DType::kFloat32)) {
-      const size_t num_elems =
-          1024U * 6 + 5;  // seven chunks, of which the second step takes two at once
       const Pushes pushes(ranks, num_elems, 0);
       Tensor cpu(rule, DType::kFloat32, num_elems, 0);
       Tensor gpu = cpu;

@@ -16,8 +16,8 @@ import pytest
 
 from tests.support.browser import PROGRAM, Page, Scheme, open_page
 
-SHOWN: tuple[tuple[Scheme, int], ...] = (("light", 1280), ("dark", 390))
-"""In a small laptop's window, and then, turned to the other colours by hand, a phone's."""
+DESK, PHONE = 1280, 390
+"""Pixels: how wide the window of a small laptop is, and that of a phone."""
 
 IMAGES_ARE_THERE = 'document.readyState === "complete" && [...document.images].every(image => image.complete)'
 
@@ -29,7 +29,7 @@ TOO_WIDE = """
         .slice(0, 3).map(one => one.outerHTML.slice(0, 200))
 """
 
-TURN = """document.querySelector("[data-md-component=palette] label:not([hidden])").click()"""
+TURN_DARK = """document.querySelector("[data-md-component=palette] label:not([hidden])").click()"""
 
 FORGETFUL = "Storage.prototype.setItem = () => {}"
 """Else a page would look as the one before it."""
@@ -38,7 +38,7 @@ BRIGHTNESS = """
     getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3).reduce((sum, one) => sum + +one, 0)
 """
 
-IS_SHOWN = {"light": f"{BRIGHTNESS} > 3 * 128", "dark": f"{BRIGHTNESS} <= 3 * 128"}
+HAS_COLOURS = {"light": f"{BRIGHTNESS} > 3 * 128", "dark": f"{BRIGHTNESS} <= 3 * 128"}
 
 SEARCH_INDEX = "search/search_index.json"
 """What every page reads and makes its own index of, which takes longer than all else that it does."""
@@ -87,22 +87,29 @@ def address(site: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def faults(page: Page, url: str) -> list[str]:
-    """What is wrong with it as it comes, and as whoever looks turns to another window."""
+    """What is wrong with it as it comes on a desk, and as it is once it was turned dark by hand, on a phone."""
     page.complaints.clear()
-    found = []
-    for scheme, width in SHOWN:
-        if (scheme, width) == SHOWN[0]:
-            page.show(scheme=scheme, width=width)
-            page.go(url)
-        else:
-            page.show(scheme=SHOWN[0][0], width=width)
-            page.evaluate(TURN)
-        if not page.await_true(f"location.href === {url!r} && {IMAGES_ARE_THERE} && {IS_SHOWN[scheme]}"):
-            found.append(f"it does not get done, or is not {scheme}")
-        if page.evaluate("document.documentElement.scrollWidth") > width:
-            found.append(f"it is wider than {width} pixels: {page.evaluate(TOO_WIDE % width)}")
-        found += [f"an image is not there: {one}" for one in page.evaluate(BROKEN_IMAGES)]
+    page.show(scheme="light", width=DESK)
+    page.go(url)
+    found = faults_now(page, url, "light", DESK)
+    page.show(scheme="light", width=PHONE)
+    page.evaluate(TURN_DARK)
+    found += faults_now(page, url, "dark", PHONE)
     return found + page.complaints
+
+
+def faults_now(page: Page, url: str, scheme: Scheme, width: int) -> list[str]:
+    found = []
+    if not page.await_true(is_shown(url, scheme)):
+        found.append(f"it does not get done, or is not {scheme}")
+    if page.evaluate("document.documentElement.scrollWidth") > width:
+        found.append(f"it is wider than {width} pixels: {page.evaluate(TOO_WIDE % width)}")
+    return found + [f"an image is not there: {one}" for one in page.evaluate(BROKEN_IMAGES)]
+
+
+def is_shown(url: str, scheme: Scheme) -> str:
+    """JavaScript: whether the page is there with its images, in those colours."""
+    return f"location.href === {url!r} && {IMAGES_ARE_THERE} && {HAS_COLOURS[scheme]}"
 
 
 def test_all_pages_can_be_read_by_day_and_night_on_phones_and_desks(site: Path, address: str) -> None:
@@ -118,4 +125,4 @@ def test_all_pages_can_be_read_by_day_and_night_on_phones_and_desks(site: Path, 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_has_the_colours_that_the_reader_prefers(address: str, scheme: Scheme) -> None:
     with open_page(address, scheme=scheme) as page:
-        assert page.await_true(f"location.href === {address!r} && {IMAGES_ARE_THERE} && {IS_SHOWN[scheme]}")
+        assert page.await_true(is_shown(address, scheme))

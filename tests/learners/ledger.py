@@ -126,8 +126,8 @@ def read(folder: Path, num_learners: int) -> dict[int, list[Contribution]]:
 def awaits_answer(folder: Path, rank: int) -> bool:
     """Whether a rank has noted a commit, and not yet its answer."""
     path = path_of(folder, rank)
-    lines = path.read_text().splitlines() if path.exists() else []
-    return bool(lines) and lines[-1].startswith("commits")
+    contributions = list(_contributions(path)) if path.exists() else []
+    return bool(contributions) and contributions[-1].decision is None
 
 
 def path_of(folder: Path, rank: int) -> Path:
