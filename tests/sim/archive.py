@@ -54,7 +54,8 @@ class Archived:
     """As the base of others."""
     base: BaseRecord | None
     assigned: Mapping[str, int]
-    """Table -> number of the last assignment of its rows that somebody was told of before it began."""
+    """Table -> number of the last assignment of its rows that has to be in it: somebody was told of it before the
+    checkpoint began, and before a later decision than the checkpoint's was made."""
 
     @property
     def version(self) -> int:
@@ -96,8 +97,8 @@ class BegunAttempt:
 class Archive:
     """All there is."""
 
-    last_assigned: Callable[[], Mapping[str, int]]
-    """Table -> number of the last assignment of its rows that must be there by now."""
+    last_assigned: Callable[[int], Mapping[str, int]]
+    """Decision -> table -> number of the last assignment of its rows that must be there by now, and as of that."""
     files: dict[str, tuple[int, Saved]] = field(default_factory=dict)
     """Name of a shard's file -> (shard, what is in it)."""
     checkpoints: list[Archived] = field(default_factory=list)
@@ -172,7 +173,7 @@ class SimulatedPlace:
 
     def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
         base = self._choice.base_for(version, has_rows=has_rows)
-        self._under_way[version] = BegunAttempt(base, self._archive.last_assigned())
+        self._under_way[version] = BegunAttempt(base, self._archive.last_assigned(version))
         return f"{version}.{next(self._numbers)}", None if base is None else base.version
 
     def keep(

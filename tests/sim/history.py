@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -241,10 +242,14 @@ class History:
         """How much of that time no decision could be told: the store stood still, or answers were held back."""
         return _covered_s([*self.standstills, *self.held_back], began, ended)
 
-    def last_assigned(self, table: str) -> int:
-        """Number of the last assignment of rows of the table that must be there; -1: none."""
+    def last_assigned(self, table: str, as_of: float = math.inf) -> int:
+        """Number of the last assignment of rows of the table that must be there as of that decision; -1: none."""
         return max(
-            (one.number for one in self.assigned if one.is_acknowledged and not one.is_undone and one.table == table),
+            (
+                one.number
+                for one in self.assigned
+                if one.is_acknowledged and not one.is_undone and one.table == table and one.until <= as_of
+            ),
             default=-1,
         )
 

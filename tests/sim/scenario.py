@@ -74,7 +74,9 @@ class Scenario:
         self.network = Network(self.world, plan.latency_s, break_chance=plan.break_chance, late_s=plan.late_s)
         self.history = History()
         self.token = TOKEN if plan.with_token else None
-        self.archive = Archive(lambda: {one.name: self.history.last_assigned(one.name) for one in rows.specs(plan)})
+        self.archive = Archive(
+            lambda decision: {one.name: self.history.last_assigned(one.name, decision) for one in rows.specs(plan)}
+        )
         self.num_shards = plan.num_shards
         self._never_waits = plan.mode == "async"
         self._begin(None)

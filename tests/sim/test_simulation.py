@@ -196,6 +196,10 @@ def test_a_standby_that_was_asked_for_deadlines_at_other_times_is_what_its_shard
     run_and_check(voting_plan_of(92))
 
 
+def test_a_checkpoint_that_waited_for_workers_is_without_rows_assigned_since_its_decision() -> None:
+    run_and_check(with_rows(voting_plan_of(16103)))
+
+
 def test_who_leaves_does_so_before_the_end_where_long_steps_make_it_an_early_one() -> None:
     run_and_check(voting_plan_of(10552))
 
