@@ -44,7 +44,6 @@ namespace psstore {
   X(STEPPED_ROWS_ARE_NOTED, "a delta has the rows that a decision has changed")               \
   X(ASSIGNED_ROWS_ARE_NOTED, "a delta has the rows that were assigned")                       \
   X(NOTES_MOVE_WITH_ROWS, "what is noted of a row is noted of the place that it moves to")    \
-  X(WHAT_CAME_IS_NOTED, "rows that came from elsewhere may have changed until then")          \
   X(ROW_MARKS_ARE_THEIR_OWN, "what was read of other marks is sent anew")                     \
   X(BASES_ARE_THEIR_OWN, "a gradient is compensated from what its own worker was sent")       \
   X(BASES_MOVE, "what a worker is sent is its base from then on")                             \

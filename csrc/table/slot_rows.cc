@@ -285,9 +285,7 @@ void Slot::load_rows(const SlotImage& image, std::span<const BufferRef> parts, B
     backend.copy(state_[kCountedPart - 1].buffer->data(), parts[kCountedPart]->data(), num_bytes);
   }
   marks_ = nullptr;
-  if (row_decisions_ && holds(BreakableRule::kWHAT_CAME_IS_NOTED)) {
-    row_decisions_->restart(std::max(settled_, image.version));
-  }
+  if (row_decisions_) row_decisions_->restart(std::max(settled_, image.version));
   if (!parts.empty() && parts[0]) {
     rows_->load({parts[0]->data(), part_bytes(0, image)});
   }

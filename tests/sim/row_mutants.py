@@ -73,7 +73,6 @@ ROW_STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a new standby takes one codec of rows for another": ("async", broken_in_core("ROWS_KEEP_THEIR_CODEC")),
     "a new standby does not know what admission has counted": ("async", broken_in_core("COUNTS_ARE_FILLED_IN")),
     "a new standby does not know when rows were used": ("async", broken_in_core("USAGE_IS_LOADED")),
-    "what a new standby was sent counts as unchanged": ("async", broken_in_core("WHAT_CAME_IS_NOTED")),
     "who leads is taken for who led": ("async", broken_in_core("ROW_MARKS_ARE_THEIR_OWN")),
 }
 """As above, and shown where shards have standbys, of which some die."""
