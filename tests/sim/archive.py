@@ -101,6 +101,8 @@ class Archive:
     """Decision -> table -> number of the last assignment of its rows that must be there by now, and as of that."""
     files: dict[str, tuple[int, Saved]] = field(default_factory=dict)
     """Name of a shard's file -> (shard, what is in it)."""
+    attempts: Iterator[int] = field(default_factory=itertools.count)
+    """Their numbers: none is another process's, too."""
     checkpoints: list[Archived] = field(default_factory=list)
     """All that there ever were."""
     there: dict[int, Archived] = field(default_factory=dict)
@@ -164,7 +166,6 @@ class SimulatedPlace:
         self._choice = BaseChoice(full_every)
         self._under_way: dict[int, BegunAttempt] = {}
         """By version."""
-        self._numbers = itertools.count()
         self.is_gone = False
         """The process that writes there is dead."""
 
@@ -174,7 +175,7 @@ class SimulatedPlace:
     def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
         base = self._choice.base_for(version, has_rows=has_rows)
         self._under_way[version] = BegunAttempt(base, self._archive.last_assigned(version))
-        return f"{version}.{next(self._numbers)}", None if base is None else base.version
+        return f"{version}.{next(self._archive.attempts)}", None if base is None else base.version
 
     def keep(
         self, name: str, state: StoreState, parts: Sequence[WorkerPart], records: Sequence[FileRecord]
