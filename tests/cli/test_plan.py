@@ -67,8 +67,19 @@ def test_standbys_hold_all_values_once_more_and_are_sent_all_gradients() -> None
     alone, planned = (json.loads(plan("resnet50", *flags, "--json").stdout) for flags in ((), ("--standbys", "1")))
     assert alone["standby_bytes"] == 0
     assert planned["standby_bytes"] == planned["bytes"] == alone["bytes"]
-    assert "standbys: 102.2 MB of values more" in plan("resnet50", "--standbys", "1").stdout
+    assert "standbys: 102.2 MB of values more; each worker's 102.2 MB" in plan("resnet50", "--standbys", "1").stdout
     assert "standbys" not in plan("resnet50").stdout
+
+
+def test_the_optimizers_state_is_as_large_as_the_values_for_each_of_its_buffers() -> None:
+    planned = json.loads(plan("resnet50", "--state-buffers", "2", "--standbys", "1", "--json").stdout)
+    assert planned["state_bytes"] == 2 * planned["bytes"]
+    assert planned["standby_bytes"] == 3 * planned["bytes"]
+    assert [shard["state_bytes"] for shard in planned["shards"]] == [2 * shard["bytes"] for shard in planned["shards"]]
+    shown = plan("resnet50", "--state-buffers", "2", "--standbys", "1").stdout
+    assert "state, MB" in shown
+    assert "standbys: 306.7 MB of values and state more" in shown
+    assert "state" not in plan("resnet50").stdout
 
 
 def test_a_model_may_be_named_without_a_flag() -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
+    """Of values."""
+    state_bytes: int
+    """Of the rule's state."""
     base_bytes: int
     """What it keeps at most of what workers were sent, to compensate their gradients."""
     slices: int
@@ -33,18 +36,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     parameters: int
     bytes: int
+    state_bytes: int
     base_bytes: int
     standby_bytes: int
-    """That standbys hold of the values, and are sent of each worker's gradients in a step."""
+    """That standbys hold of values and state."""
     slices: int
     largest_over_mean: float
     """Bytes of the largest shard over the mean: how much longer it takes than with perfect balance."""
     shards: tuple[ShardPlan, ...]
 
 
-def plan_of(specs: Sequence[TensorSpec], num_shards: int, *, num_workers: int = 1, num_standbys: int = 0) -> Plan:
-    """What a store of so many shards does with these tensors, created in one call. `num_workers`: of whom each has a
-    base of a tensor that is compensated. `num_standbys`: of each shard. Raises BadArgument."""
+def plan_of(
+    specs: Sequence[TensorSpec],
+    num_shards: int,
+    *,
+    num_state_buffers: int = 0,
+    num_workers: int = 1,
+    num_standbys: int = 0,
+) -> Plan:
+    """What a store of so many shards does with these tensors, created in one call. `num_state_buffers`: of the rule,
+    each as large as the values. `num_workers`: of whom each has a base of a tensor that is compensated. `num_standbys`:
+    of each shard. Raises BadArgument."""
     from psstore.partition.placement import place
     from psstore.partition.slicing import num_slices, slice_elems
     from psstore.types import ITEM_BYTES
@@ -68,13 +80,15 @@ def plan_of(specs: Sequence[TensorSpec], num_shards: int, *, num_workers: int = 
         tensors=len(specs),
         parameters=sum(spec.num_elems for spec in specs),
         bytes=sum(sizes),
+        state_bytes=num_state_buffers * sum(sizes),
         base_bytes=sum(base_sizes),
-        standby_bytes=num_standbys * sum(sizes),
+        standby_bytes=num_standbys * (1 + num_state_buffers) * sum(sizes),
         slices=len(sizes),
         largest_over_mean=max(loads) * num_shards / sum(loads) if sum(loads) else 1.0,
         shards=tuple(
             ShardPlan(
                 bytes=loads[n],
+                state_bytes=num_state_buffers * loads[n],
                 base_bytes=base_loads[n],
                 slices=owners.count(n),
                 tensors=len({tensor for tensor, owner in zip(tensor_of, owners, strict=True) if owner == n}),
@@ -102,6 +116,12 @@ def plan(
     shapes: Annotated[Path | None, typer.Option(help='JSON file: {"name": [2, 3], ...}.')] = None,
     model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    state_buffers: Annotated[
+        int,
+        typer.Option(
+            min=0, max=3, help="Count the optimizer's state: 1 buffer for SGD with momentum, 2 for Adam and AdamW."
+        ),
+    ] = 0,
     compensated: Annotated[
         int | None,
         typer.Option(
@@ -126,7 +146,9 @@ def plan(
             TensorSpec(name=name, shape=shape, dtype=dtype, rule="sgd", compensation=compensation)
             for name, shape in chosen.items()
         ]
-        planned = plan_of(specs, shards, num_workers=compensated or 1, num_standbys=standbys)
+        planned = plan_of(
+            specs, shards, num_state_buffers=state_buffers, num_workers=compensated or 1, num_standbys=standbys
+        )
     except PsstoreError as error:
         fail(error.message)
     if as_json:
@@ -155,8 +177,8 @@ BAR_WIDTH = 30
 def _of_standbys(planned: Plan) -> str:
     if not planned.standby_bytes:
         return ""
-    megabytes = f"{planned.standby_bytes / 1e6:,.1f} MB"
-    return f"\nstandbys: {megabytes} of values more, and rule state; as much is sent on in a step, for each worker"
+    held = f"{planned.standby_bytes / 1e6:,.1f} MB of " + ("values and state" if planned.state_bytes else "values")
+    return f"\nstandbys: {held} more; each worker's {planned.bytes / 1e6:,.1f} MB of gradients is sent on in a step"
 
 
 def _show(planned: Plan, title: str, dtype: str) -> None:
@@ -170,8 +192,12 @@ def _show(planned: Plan, title: str, dtype: str) -> None:
         caption=f"largest shard / mean: {planned.largest_over_mean:.4f}" + _of_standbys(planned),
         caption_justify="left",
     )
-    has_bases = planned.base_bytes > 0
-    for heading in ("shard", "bytes", "MB", *(["bases, MB at most"] if has_bases else []), "slices", "tensors"):
+    optional = {
+        "state, MB": [shard.state_bytes for shard in planned.shards],
+        "bases, MB at most": [shard.base_bytes for shard in planned.shards],
+    }
+    counted = {heading: sizes for heading, sizes in optional.items() if any(sizes)}
+    for heading in ("shard", "bytes", "MB", *counted, "slices", "tensors"):
         table.add_column(heading, justify="right")
     table.add_column("load")
     largest = max(shard.bytes for shard in planned.shards) or 1
@@ -181,7 +207,7 @@ def _show(planned: Plan, title: str, dtype: str) -> None:
             str(number),
             f"{shard.bytes:,}",
             f"{shard.bytes / 1e6:,.1f}",
-            *([f"{shard.base_bytes / 1e6:,.1f}"] if has_bases else []),
+            *(f"{sizes[number] / 1e6:,.1f}" for sizes in counted.values()),
             str(shard.slices),
             str(shard.tensors),
             f"[cyan]{bar}[/]",
