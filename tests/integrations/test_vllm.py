@@ -1,5 +1,11 @@
-"""An engine of vLLM's weight transfer that follows a store, driven as vLLM's workers do, with its interface alone:
-vLLM itself is not run."""
+"""An engine of vLLM's weight transfer that follows a store, driven as vLLM's workers do: with the interface alone, and
+with vLLM's base class, factory and layerwise loading, where these can be imported. The model is one of torch alone.
+
+Beside torch without CUDA, this is enough for them, with PYTHONPATH=DIR (vllm's wheel of 0.33.0 has 336 MB):
+
+    pip install --no-deps --target DIR vllm pyzmq cbor2 openai_harmony openai sniffio pybase64 cachetools py-cpuinfo \
+        xgrammar apache-tvm-ffi fastapi starlette partial_json_parser llguidance einops
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from psstore.client.first_tensors import RELAYED
 from psstore.errors import DeadlineExceeded, UsageError
@@ -23,18 +28,29 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from .vllm_interface import FusedModel, Installed, install
+from . import vllm_interface
+from .vllm_serving import LAYERWISE, OLD, FusedModel, Serving, trained_model
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 Named = dict[str, torch.Tensor]
 
 
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Installed:
-    installed = install(monkeypatch)
+@pytest.fixture(params=["interface", "installed"])
+def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Serving:
+    if request.param == "interface":
+        vllm_interface.install(monkeypatch)
+    else:
+        try:
+            import_module("vllm.distributed.weight_transfer.factory")
+            import_module(LAYERWISE)
+        except ImportError as error:
+            pytest.skip(f"needs vLLM: {error}")
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     vllm_plugin.register()
-    return installed
+    serving = Serving()
+    serving.watch(monkeypatch)
+    return serving
 
 
 @pytest.fixture
@@ -43,9 +59,12 @@ def cluster() -> Iterator[Cluster]:
         yield start(shards=2)
 
 
-def model_of() -> nn.Module:
-    blocks = [nn.ModuleDict({"gate": nn.Linear(4, 4), "up": nn.Linear(4, 4)}) for _ in range(2)]
-    return nn.ModuleDict({"embed": nn.Embedding(5, 4), "layers": nn.ModuleList(blocks)})
+def detached(model: torch.nn.Module) -> Named:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def serves(served: FusedModel, values: Named) -> bool:
+    return all(torch.equal(tensor, values[name].bfloat16()) for name, tensor in served.as_checkpoint().items())
 
 
 def update(engine: Any, version: int) -> None:
@@ -55,61 +74,93 @@ def update(engine: Any, version: int) -> None:
 
 
 def test_a_worker_has_the_version_that_was_asked_for_and_loads_blocks_that_changed(
-    vllm: Installed, cluster: Cluster
+    vllm: Serving, cluster: Cluster
 ) -> None:
-    trained = model_of()
-    served = FusedModel(trained)
+    served = FusedModel()
     store = cluster.connect(rank=0)
-    named = {f"policy/{name}": p.detach() for name, p in trained.named_parameters()}
+    values = detached(trained_model())
+    named = {f"policy/{name}": value for name, value in values.items()}
     engine = vllm.engine(served)
     engine.init_transfer_engine(engine.init_info_cls(url=cluster.url, name="policy"))
     update(engine, store.publish({**named, "critic/embed.weight": torch.ones(3), "note": torch.ones(1)}))
-    assert set(served.loaded) == {name for name, _ in trained.named_parameters()}
-    with torch.no_grad():
-        trained.get_parameter("layers.1.up.weight").add_(1)
-    update(engine, store.publish({"policy/layers.1.up.weight": trained.get_parameter("layers.1.up.weight").detach()}))
+    assert set(served.loaded) == values.keys()
+    values["layers.1.up.weight"] = values["layers.1.up.weight"] + 1
+    update(engine, store.publish({"policy/layers.1.up.weight": values["layers.1.up.weight"]}))
     assert {name.rpartition(".")[0] for name in served.loaded} == {"layers.1.gate", "layers.1.up"}
-    assert all(torch.equal(served.own[name], p.bfloat16()) for name, p in trained.named_parameters())
-    assert served.phases == ["start", "load", "finish"] * 2
+    assert serves(served, values)
+    assert vllm.phases == ["start", "finish"] * 2
     engine.shutdown()
 
 
-def test_behind_a_relay_versions_are_the_trainers(vllm: Installed, cluster: Cluster) -> None:
-    trained = model_of()
+def test_behind_a_relay_versions_are_the_trainers(vllm: Serving, cluster: Cluster) -> None:
     relay = cluster.connect(rank=0)
-    relay.publish(
-        {
-            **{name: p.detach() for name, p in trained.named_parameters()},
-            RELAYED: torch.tensor([40.0], dtype=torch.float64),
-        }
-    )
-    engine = vllm.engine(FusedModel(trained))
+    relay.publish({**detached(trained_model()), RELAYED: torch.tensor([40.0], dtype=torch.float64)})
+    engine = vllm.engine(FusedModel())
     engine.init_transfer_engine(engine.init_info_cls(url=cluster.url))
     update(engine, 40)
+    engine.start_weight_update()
     with pytest.raises(DeadlineExceeded):
         engine.update_weights({"version": 41, "timeout_s": 0.01})
     engine.shutdown()
 
 
-def test_workers_that_share_a_model_have_one_version_or_say_so(vllm: Installed, cluster: Cluster) -> None:
-    vllm.world_size = 2
-    served = FusedModel(trained := model_of())
+def test_a_version_that_does_not_come_leaves_the_model_as_it_was(vllm: Serving, cluster: Cluster) -> None:
+    served = FusedModel()
     store = cluster.connect(rank=0)
-    named = {name: p.detach() for name, p in trained.named_parameters()}
-    asked = store.publish(named)
-    newest = store.publish(named)
+    values = detached(trained_model())
     engine = vllm.engine(served)
     engine.init_transfer_engine(engine.init_info_cls(url=cluster.url))
-    with pytest.raises(UsageError, match="take no step"):
-        engine.update_weights({"version": asked})
-    assert not served.loaded
-    update(engine, newest)
-    assert set(served.loaded) == named.keys()
+    update(engine, version := store.publish(values))
+    engine.start_weight_update()
+    with pytest.raises(DeadlineExceeded):
+        engine.update_weights({"version": version + 1, "timeout_s": 0.01})
+    assert serves(served, values)
+    assert vllm.phases == ["start", "finish"]
+    values["embed.weight"] = values["embed.weight"] + 1
+    update(engine, store.publish({"embed.weight": values["embed.weight"]}))
+    assert serves(served, values)
     engine.shutdown()
 
 
-def test_what_is_asked_for_in_the_wrong_order_is_said(vllm: Installed) -> None:
-    engine = vllm.engine(FusedModel(model_of()))
+def test_what_cannot_be_loaded_leaves_nothing_undefined_and_comes_again(vllm: Serving, cluster: Cluster) -> None:
+    served = FusedModel()
+    values = detached(trained_model())
+    version = cluster.connect(rank=0).publish(values)
+    engine = vllm.engine(served)
+    engine.init_transfer_engine(engine.init_info_cls(url=cluster.url))
+    served.fails_at = "layers.1.up.weight"
+    engine.start_weight_update()
+    with pytest.raises(RuntimeError, match="no room"):
+        engine.update_weights({"version": version, "timeout_s": PATIENCE_S})
+    assert vllm.phases == ["start", "finish"]
+    for name, tensor in served.as_checkpoint().items():
+        assert torch.all(tensor == OLD) or torch.equal(tensor, values[name].bfloat16()), name
+    served.fails_at = None
+    update(engine, version)
+    assert serves(served, values)
+    engine.shutdown()
+
+
+def test_workers_that_share_a_model_have_one_version_or_say_so(vllm: Serving, cluster: Cluster) -> None:
+    vllm.world_size = 2
+    served = FusedModel()
+    store = cluster.connect(rank=0)
+    values = detached(trained_model())
+    asked = store.publish(values)
+    newest = store.publish(values)
+    engine = vllm.engine(served)
+    engine.init_transfer_engine(engine.init_info_cls(url=cluster.url))
+    engine.start_weight_update()
+    with pytest.raises(UsageError, match="take no step"):
+        engine.update_weights({"version": asked})
+    assert all(torch.all(tensor == OLD) for tensor in served.as_checkpoint().values())
+    update(engine, newest)
+    assert serves(served, values)
+    engine.shutdown()
+
+
+def test_what_is_asked_for_in_the_wrong_order_is_said(vllm: Serving) -> None:
+    engine = vllm.engine(FusedModel())
     with pytest.raises(UsageError, match="init_weight_transfer_engine"):
         engine.update_weights({"version": 1})
     with pytest.raises(UsageError, match="nothing to send"):
@@ -117,13 +168,14 @@ def test_what_is_asked_for_in_the_wrong_order_is_said(vllm: Installed) -> None:
     engine.shutdown()
 
 
-def test_vllm_finds_the_backend_by_its_plugins_and_may_ask_twice(vllm: Installed, repository: Path) -> None:
+def test_vllm_finds_the_backend_by_its_plugins_and_may_ask_twice(vllm: Serving, repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     module, _, function = project["entry-points"]["vllm.general_plugins"]["psstore"].partition(":")
     getattr(import_module(module), function)()
-    assert vllm.factory.registered == {"psstore": ("psstore.integrations.vllm", "StoreEngine")}
+    engine: Any = vllm.engine(FusedModel())
+    assert (type(engine).__module__, type(engine).__name__) == ("psstore.integrations.vllm", "StoreEngine")
 
 
-def test_a_vllm_without_weight_transfer_is_left_alone(vllm: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_without_weight_transfer_is_left_alone(vllm: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["vllm.distributed.weight_transfer"], "WeightTransferEngineFactory")
     vllm_plugin.register()

@@ -1,5 +1,5 @@
-"""The part of vLLM that its engines of weight transfer meet, by its signatures: written for tests, where vLLM, which
-needs gigabytes, is not installed. As of vLLM 0.25:
+"""The part of vLLM that its engines of weight transfer meet, by its signatures, for tests where vLLM is not installed.
+As of vLLM 0.25 and 0.33, of which only the first has `trainer_send_weights`:
 
 https://docs.vllm.ai/en/v0.25.0/training/weight_transfer/base/
 https://docs.vllm.ai/en/v0.25.0/api/vllm/distributed/weight_transfer/base/
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -75,61 +74,33 @@ class WeightTransferEngineFactory:
         return getattr(import_module(module), name)(config, vllm_config, device, model)
 
 
-class FusedModel(nn.Module):
-    """A model whose checkpoints have `gate` and `up`, which it keeps as one tensor."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.own = {name: torch.full_like(p, torch.nan).bfloat16() for name, p in model.named_parameters()}
-        self.loaded: list[str] = []
-        self.phases: list[str] = []
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.phases.append("load")
-        self.loaded = []
-        for name, tensor in weights:
-            self.loaded.append(name)
-            self.own[name].copy_(tensor)
-
-
-@dataclass
-class Installed:
-    """vLLM, for one test."""
-
-    factory: type[WeightTransferEngineFactory]
-    world_size: int = 1
-    config: Any = field(default_factory=lambda: SimpleNamespace(backend="psstore"))
-
-    def engine(self, model: nn.Module) -> Any:
-        vllm_config = SimpleNamespace(
-            parallel_config=SimpleNamespace(world_size=self.world_size),
-            model_config=SimpleNamespace(dtype=torch.bfloat16),
-        )
-        return self.factory.create_engine(self.config, vllm_config, torch.device("cpu"), model)
-
-
-def install(monkeypatch: pytest.MonkeyPatch) -> Installed:
-    """Puts it where it is imported from."""
-    factory = type("Factory", (WeightTransferEngineFactory,), {"registered": {}})
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts it where vLLM is imported from."""
     modules: dict[str, dict[str, Any]] = {
-        "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
+        "vllm.distributed.weight_transfer": {
+            "WeightTransferEngineFactory": type("Factory", (WeightTransferEngineFactory,), {"registered": {}})
+        },
         "vllm.distributed.weight_transfer.base": {
             "WeightTransferEngine": WeightTransferEngine,
             "WeightTransferInitInfo": WeightTransferInitInfo,
             "WeightTransferUpdateInfo": WeightTransferUpdateInfo,
         },
-        "vllm.model_executor.model_loader.reload": {
-            "initialize_layerwise_reload": lambda model: model.phases.append("start"),
-            "finalize_layerwise_reload": lambda model, model_config: model.phases.append("finish"),
+        "vllm.model_executor.model_loader.reload.layerwise": {
+            "record_metadata_for_reloading": lambda model: None,
+            "initialize_layerwise_reload": lambda model: None,
+            "finalize_layerwise_reload": lambda model, model_config: None,
+            "get_layerwise_info": lambda layer: SimpleNamespace(),
         },
     }
     for path, names in modules.items():
         folders = path.split(".")
-        for depth in range(1, len(folders) + 1):
+        for depth in range(1, len(folders)):
             at = ".".join(folders[:depth])
-            if at not in sys.modules:
-                monkeypatch.setitem(sys.modules, at, ModuleType(at))
-        for name, value in names.items():
-            setattr(sys.modules[path], name, value)
-    monkeypatch.delitem(sys.modules, "psstore.integrations.vllm", raising=False)
-    return Installed(factory)
+            if not isinstance(sys.modules.get(at), Stub):
+                monkeypatch.setitem(sys.modules, at, Stub(at))
+        monkeypatch.setitem(sys.modules, path, module := Stub(path))
+        vars(module).update(names)
+
+
+class Stub(ModuleType):
+    """A module of the interface, and not of vLLM."""

@@ -3,7 +3,7 @@
 Each worker of vLLM follows the store by itself, in the dtype of its model, so that what comes over the network is what
 has changed. vLLM's loading makes its own of what checkpoints have (fused, sharded, quantised), layer by layer, and
 needs all of a layer at once: a block of which anything has changed is loaded whole, from what is here, the others are
-left alone.
+left alone. Loading begins once a version is here and ends within the same call: the model can serve whatever fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 try:
     base: Any = import_module("vllm.distributed.weight_transfer.base")
-    reload: Any = import_module("vllm.model_executor.model_loader.reload")
+    layerwise: Any = import_module("vllm.model_executor.model_loader.reload.layerwise")
 except ModuleNotFoundError as error:
     if error.name != "vllm":
         raise
@@ -73,13 +73,14 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
         self._reader = follow(init_info.url, dtype=dtype_name(dtype) if dtype in STORED_AS else None)
 
     def start_weight_update(self) -> None:
-        reload.initialize_layerwise_reload(self.model)
+        """Begins nothing: the model keeps its weights until a version is here, also if none comes."""
 
     def receive_weights(self, update_info: StoreUpdateInfo) -> None:
         """Brings the model to that version; alone, a worker may take a newer one.
 
-        Raises DeadlineExceeded if it does not come; UsageError before anything is loaded, if workers that share a model
-        could come to have different versions of it. What `psstore.follow` raises.
+        Raises DeadlineExceeded if it does not come; UsageError if workers that share a model could come to have
+        different versions of it; what `psstore.follow` raises. After these the model is what it was. Raises what vLLM's
+        loading does: after that some of the model is old and some new, until an update ends well.
         """
         reader = self._opened()
         while reader.version is None or _version_of(reader) < update_info.version:
@@ -92,11 +93,11 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
             )
         ours = self._of_model(reader.values)
         blocks = {_block_of(name) for name in self._of_model(dict.fromkeys(self._changed))}
-        self.model.load_weights((name, as_tensor(ours[name])) for name in ours if _block_of(name) in blocks)
+        self._load((name, as_tensor(ours[name])) for name in ours if _block_of(name) in blocks)
         self._changed.clear()
 
     def finish_weight_update(self) -> None:
-        reload.finalize_layerwise_reload(self.model, self.model_config)
+        """Does nothing: `receive_weights` has ended the loading that it began."""
 
     def shutdown(self) -> None:
         """Disconnects. The model stays what it is."""
@@ -107,11 +108,24 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """Raises UsageError: a trainer has nothing to send."""
+        """Raises UsageError: a trainer has nothing to send. For vLLM 0.25, whose engines have to have it."""
         raise UsageError(
             "what trains with a store has nothing to send: its optimizer's step, or psstore.torch.publish, has written"
             " the weights; call update_weights with the version"
         )
+
+    def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Has vLLM load them, layer by layer. A layer of which nothing comes keeps its weights; if loading raises, so
+        does one of which a part has come."""
+        try:
+            layerwise.initialize_layerwise_reload(self.model)
+            self.model.load_weights(weights)
+        except BaseException:
+            for layer in self.model.modules():  # or vLLM would leave the rest of it undefined
+                layerwise.get_layerwise_info(layer).load_numel = 0
+            raise
+        finally:
+            layerwise.finalize_layerwise_reload(self.model, self.model_config)
 
     def _opened(self) -> FollowingReader:
         if self._reader is None:
