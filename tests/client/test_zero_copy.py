@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,13 +21,16 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore import _core
 from psstore.client import zero_copy
+from psstore.client.layout import OneVersion
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, StoreUnreachable, UnknownTensor
 from psstore.net.fd_server import MemoryServer
+from psstore.protocol.client import Client, Hold
 from psstore.protocol.service import ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lease
 from psstore.types import TensorSpec
 from tests.client.proxy import Proxy
+from tests.support.between_frames import between_frames
 from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
 from tests.support.server_process import eventually
 from tests.support.server_thread import make_service, serving
@@ -111,6 +115,18 @@ def test_borrowed_values_stay_what_they_are_while_steps_are_taken(store: Store) 
                 assert_same(between, less(values, taken + 1))
 
 
+def test_loan_of_which_a_part_comes_after_a_step_is_begun_again(cluster: Cluster, store: Store) -> None:
+    """Unless it may be of several versions."""
+    values = make(store)
+    reader = cluster.connect(role="client")
+    with between_frames(reader, lambda: step(store)):
+        with reader.borrow(["embedding"], consistent=False) as borrowed:
+            assert set(np.unique((values["embedding"] - borrowed["embedding"]).round())) == {0, 1}
+        with reader.borrow(list(SHAPES)) as borrowed:
+            assert_same(borrowed, less(values, 2))
+    assert eventually(lambda: all(counters["holds"] == 0 for counters in reader.stats()))
+
+
 def test_borrowing_fails_as_pulling_does_and_leaves_nothing_borrowed(store: Store) -> None:
     with pytest.raises(UnknownTensor), store.borrow(["nobody's"]):
         raise AssertionError("there is nothing to borrow")
@@ -123,8 +139,9 @@ def test_awaited_store_borrows_as_well(cluster: Cluster, store: Store) -> None:
 
     async def read() -> None:
         async with await cluster.connect_async(role="client") as awaited:
-            async with awaited.borrow(list(SHAPES)) as borrowed:
-                assert_same(borrowed, values)
+            for consistent in (None, True, False):
+                async with awaited.borrow(list(SHAPES), consistent=consistent) as borrowed:
+                    assert_same(borrowed, values)
             with pytest.raises(ZeroDivisionError):
                 async with awaited.borrow(list(SHAPES)):
                     _ = 1 // 0
@@ -250,6 +267,35 @@ def test_store_that_is_closed_in_the_block_ends_it_with_an_error(service: tuple[
 
     with pytest.raises(StoreClosed):
         read()
+
+
+def test_version_that_shards_hold_is_lent_where_it_lies_though_all_has_changed(
+    near: Store, service: tuple[ShardService, str]
+) -> None:
+    """The first answers are taken for those of several versions, and a step is taken before the next ones."""
+    values, (shard, url) = make(near), service
+    hold = Client.hold
+
+    async def hold_before_a_step(self: Client, **options: Any) -> Hold:
+        held = await hold(self, **options)
+        await asyncio.to_thread(step, near)
+        await asyncio.to_thread(near.keys)  # says, too, that it has read what the step's pull was lent
+        return held
+
+    with psstore.connect(url, role="client", transport="shm", wait_s=PATIENCE_S) as reader:
+        with (
+            mock.patch.object(OneVersion, "__bool__", return_value=False),
+            mock.patch.object(Client, "hold", hold_before_a_step),
+            reader.borrow(list(SHAPES)) as borrowed,
+        ):
+            assert eventually(lambda: shard.data.num_holds == 0)
+            assert num_lent(shard) == 1
+            assert_same(borrowed, values)
+            step(near)
+            assert_same(borrowed, values)
+        assert num_mappings(reader) > 0
+        with reader.borrow(list(SHAPES), consistent=False) as borrowed:
+            assert_same(borrowed, less(values, 2))
 
 
 # ---- connections that are lost ----

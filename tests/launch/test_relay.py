@@ -20,7 +20,8 @@ from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
 from psstore.errors import DeadlineExceeded, PsstoreError
 from psstore.launch.relay import Relay
-from tests.support.cluster import PATIENCE_S
+from tests.support.between_frames import between_frames
+from tests.support.cluster import PATIENCE_S, SHM, clusters
 from tests.support.free_ports import free_ports
 from tests.support.server_process import END_S, StoreProcess
 
@@ -109,6 +110,31 @@ def test_a_relay_in_half_precision_has_what_its_readers_would_have_of_the_store(
             assert found.keys() - expected.keys() == {RELAYED}
             for name, value in expected.items():
                 assert (found[name].dtype, found[name].tobytes()) == (value.dtype, value.tobytes())
+
+
+@pytest.mark.parametrize("transport", ["local", SHM])
+def test_what_is_borrowed_of_a_relay_is_of_one_version_while_it_passes_on_the_next(transport: str) -> None:
+    with LocalStore(2) as followed, clusters(transport) as start:
+        near = start(shards=2)
+        trainer, relay, reader = followed.connect(rank=0), Relay(near.connect(rank=0)), near.connect(role="client")
+        follower = FollowingReader(followed.connect(role="client"), None, None)
+
+        def pass_on() -> None:
+            publish(trainer, trainer.version + 1)
+            relay.publish(follower.next())
+
+        def borrowed(**options: bool) -> set[float]:
+            """All numbers in it, and whether they stay what they are while another version is passed on."""
+            with reader.borrow(["a", "b", RELAYED], **options) as values:
+                numbers = [np.unique(value) for value in values.values()]
+                pass_on()
+                assert_array_equal(np.concatenate(numbers), np.concatenate([np.unique(v) for v in values.values()]))
+            return set(np.concatenate(numbers).tolist())
+
+        pass_on()
+        with between_frames(reader, pass_on):
+            assert borrowed(consistent=False) == {1, 2}
+            assert borrowed() == {4}
 
 
 @contextmanager

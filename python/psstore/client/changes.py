@@ -223,19 +223,17 @@ class Copies:
     async def _take_version(self, operations: Operations, wait_s: float | None, is_checked: bool) -> Version:
         copies = await self._looked_up(operations)
         layout, frames = self._frames(operations, copies)
-        if not is_checked and frames and len(frames) == len(layout.ways):
-            one_version = OneVersion()
-            number, news = await self._pull(operations, layout, frames, one_version, wait_s)
-            if one_version:
-                return self._taken(copies, number, news)
-        hold = await operations.hold(wait_s=wait_s)
-        try:
-            _, news = await self._pull(operations, layout, frames, hold, wait_s)
+
+        async def take(hold: Hold | OneVersion) -> tuple[int, list[News]]:
+            number, news = await self._pull(operations, layout, frames, hold, wait_s)
+            if not isinstance(hold, Hold):
+                return number, news
             if is_checked:
                 await _compare(operations, copies, news, hold, wait_s)
-        finally:
-            operations.client.free(hold.reader)
-        return self._taken(copies, hold.version, news)
+            return hold.version, news
+
+        may_be = not is_checked and bool(frames) and layout.is_a_frame_each
+        return self._taken(copies, *await operations.read_one_version(take, may_be=may_be, wait_s=wait_s))
 
     async def _looked_up(self, operations: Operations) -> dict[str, TensorCopy]:
         """The tensors to be read, those that are here as they are. Raises UnknownTensor, RuleMismatch."""

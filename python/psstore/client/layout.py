@@ -89,6 +89,8 @@ class Layout:
         forms = [(_core.DTYPES[dtype_of(d)], t.spec.shape) for t, d in zip(tensors, dtypes, strict=True)]
         self._map = _core.FrameMap(forms, [frame.ranges for frame in self.frames])
         self.ways = frozenset(frame.way for frame in self.frames)
+        self.is_a_frame_each = len(self.frames) == len(self.ways)
+        """Whether no shard has more than one of the frames."""
         self.frame_plan = _core.FramePlan(
             self._map, [frame.way for frame in self.frames], [frame.table for frame in self.frames]
         )

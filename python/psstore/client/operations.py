@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from psstore.checkpoint.handed import Handed, pack_handed, unpack_handed
 from psstore.checkpoint.nested import Plain
@@ -39,6 +39,8 @@ from psstore.errors import BadArgument, NonFinite
 from psstore.protocol.client import Client, Hold
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
+
+T = TypeVar("T")
 
 GATHER_S = 30.0
 """How long a checkpoint waits for what workers hand in: a few long steps."""
@@ -560,23 +562,45 @@ class Operations:
             consistent = may_be and self.reads_consistently
         return self._pull_consistently if consistent else self.reading.pull
 
-    async def _pull_consistently(self, asked: Pull) -> list[Array]:
-        """Shards answer each frame as of one decision, and several frames of one shard seldom as of the same while
-        others train: these are held from the first."""
-        if self.reading.takes_a_frame_each(asked):
+    def _pull_consistently(self, asked: Pull) -> Coroutine[Any, Any, list[Array]]:
+        return self.read_one_version(
+            lambda hold: self.reading.pull(asked._replace(hold=hold)),
+            may_be=self.reading.takes_a_frame_each(asked),
+            wait_s=asked.wait_s,
+        )
+
+    async def read_one_version(
+        self, read: Callable[[OneVersion | Hold], Coroutine[Any, Any, T]], *, may_be: bool, wait_s: float | None
+    ) -> T:
+        """Reads, and again as of a version that shards hold, if what they answered is not of one. `may_be`: False if
+        that is to be expected: shards answer each frame as of one decision, and several frames of one shard seldom as
+        of the same while others train. These are held from the first. Raises as `hold`; VersionGone."""
+        if may_be:
             is_whole = OneVersion()
-            results = await self.reading.pull(asked._replace(hold=is_whole))
+            result = await read(is_whole)
             if is_whole:
-                return results
-        held = await self.hold(wait_s=asked.wait_s)
+                return result
+        held = await self.hold(wait_s=wait_s)
         try:
-            return await self.reading.pull(asked._replace(hold=held))
+            return await read(held)
         finally:
             self.client.free(held.reader)
 
-    async def borrow(self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None) -> Borrowed:
+    async def borrow(
+        self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None, consistent: bool | None = None
+    ) -> Borrowed:
         """What `Store.borrow` gives, until the debt is settled."""
-        return await self.borrowing.borrow(debt, names, wait_s)
+        layout = await self.borrowing.layout(names)
+
+        def borrow(hold: OneVersion | Hold | None) -> Coroutine[Any, Any, Borrowed]:
+            return self.borrowing.borrow(debt, layout, wait_s, hold)
+
+        if consistent is None:
+            consistent = self.reads_consistently
+        if not consistent:
+            return await borrow(None)
+        is_cheap = all(shard.shares_memory for shard in self.client.shards)  # next to nothing is to be read again
+        return await self.read_one_version(borrow, may_be=layout.is_a_frame_each or is_cheap, wait_s=wait_s)
 
     async def hold(self, *, state: bool = False, wait_s: float | None = None) -> Hold:
         """What `Store.snapshot` reads as of."""

@@ -56,7 +56,7 @@ class Reading:
     def takes_a_frame_each(self, asked: Pull) -> bool:
         """Whether such a pull takes no more than one frame from each shard, as far as is known."""
         plan = self._context.layouts.plan(asked.cache_key)
-        return plan is None or len(plan.layout.frames) == len(plan.layout.ways)
+        return plan is None or plan.layout.is_a_frame_each
 
     def version_of(self, name: str) -> int:
         """Returns the version of a tensor as it was last pulled here; 0 if it was not."""

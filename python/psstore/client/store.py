@@ -411,12 +411,25 @@ class Store(_Face):
     start_finish = _started(Operations.finish)
 
     @contextmanager
-    def borrow(self, names: Sequence[str], *, wait_s: float | None = None) -> Iterator[Borrowed]:
-        with self._debt() as debt:
-            yield self._run(self._operations.borrow(debt, names, wait_s=wait_s))
-            self._run(self._operations.borrowing.settle(debt))
+    def borrow(
+        self, names: Sequence[str], *, wait_s: float | None = None, consistent: bool | None = None
+    ) -> Iterator[Borrowed]:
+        """Arrays of these tensors by name, read-only, where they lie in the memory of shards on this machine, without a
+        copy; they stay what they are until the block ends, while others train on.
 
-    borrow.__doc__ = Operations.borrow.__doc__
+        >>> with store.borrow(["w", "b"]) as values:
+        ...     print(values["w"].sum())
+
+        What is on another machine, or small, is received. `wait_s`: how long to wait for first values (default: the
+        store's). `consistent`: all of one version, as for `pull_many` (default: for stores with `role="client"`); then
+        too it is read in place, whatever changes meanwhile.
+
+        Raises UnknownTensor, NotInitialised, DeadlineExceeded, and VersionGone if shards can't keep a version for as
+        long as it is looked up; at the end of the block StoreUnreachable if a connection was lost, or what was borrowed
+        was not given back for ten minutes: it may have changed then."""
+        with self._debt() as debt:
+            yield self._run(self._operations.borrow(debt, names, wait_s=wait_s, consistent=consistent))
+            self._run(self._operations.borrowing.settle(debt))
 
     @contextmanager
     def snapshot(self, *, state: bool = False, wait_s: float | None = None) -> Iterator[Snapshot]:
@@ -511,12 +524,15 @@ class AsyncStore(_Face):
     stop = _awaited(Operations.stop)
 
     @asynccontextmanager
-    async def borrow(self, names: Sequence[str], *, wait_s: float | None = None) -> AsyncIterator[Borrowed]:
+    async def borrow(
+        self, names: Sequence[str], *, wait_s: float | None = None, consistent: bool | None = None
+    ) -> AsyncIterator[Borrowed]:
         with self._debt() as debt:
-            yield await asyncio.wrap_future(self._submit(self._operations.borrow(debt, names, wait_s=wait_s)))
+            borrowed = self._operations.borrow(debt, names, wait_s=wait_s, consistent=consistent)
+            yield await asyncio.wrap_future(self._submit(borrowed))
             await asyncio.wrap_future(self._submit(self._operations.borrowing.settle(debt)))
 
-    borrow.__doc__ = Operations.borrow.__doc__
+    borrow.__doc__ = Store.borrow.__doc__
 
     @asynccontextmanager
     async def snapshot(self, *, state: bool = False, wait_s: float | None = None) -> AsyncIterator[AsyncSnapshot]:

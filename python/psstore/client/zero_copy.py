@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from psstore import _core
 from psstore.client.context import Context
-from psstore.client.layout import Layout
+from psstore.client.layout import Layout, OneVersion
 from psstore.client.reading import Reading
 from psstore.errors import StoreUnreachable
-from psstore.protocol.client import Transfer
+from psstore.protocol.client import Hold, Transfer
 from psstore.protocol.sharing import Borrower, Lease
 
 Borrowed = dict[str, npt.NDArray[Any]]
@@ -136,19 +136,26 @@ class Borrowing:
         self._reading = reading
         self._idle: WeakKeyDictionary[Layout, list[View]] = WeakKeyDictionary()
 
-    async def borrow(self, debt: Debt, names: Sequence[str], wait_s: float | None) -> Borrowed:
-        """Returns arrays that are borrowed until `end`, which the caller calls also if this fails. All are of one
-        connection to each shard: if one is lost on the way, the loan is begun again."""
+    async def layout(self, names: Sequence[str]) -> Layout:
+        """The layout of what is borrowed by these names. Raises UnknownTensor."""
         tensors = await self._context.schema.find(names)
         dtypes = [tensor.spec.dtype for tensor in tensors]
-        layout = await self._context.layout(tensors, dtypes, pull=True, place=None)
+        return await self._context.layout(tensors, dtypes, pull=True, place=None)
+
+    async def borrow(
+        self, debt: Debt, layout: Layout, wait_s: float | None, hold: Hold | OneVersion | None = None
+    ) -> Borrowed:
+        """Returns arrays that are borrowed until `end`, which the caller calls also if this fails; what the debt was of
+        before is over. All are of one connection to each shard: if one is lost on the way, the loan is begun again.
+
+        `hold`: borrow as of that decision, or find out whether all that comes is of one; None: each as it is."""
         while True:
+            self.end(debt)
             loan = debt.loan = BorrowedPull(layout, self._idle.setdefault(layout, []))
-            await self._reading.receive(layout, loan.transfers(), wait_s)
+            await self._reading.receive(layout, loan.transfers(), wait_s, hold)
             loan.is_whole = True
             if self._lost(loan) is None:
                 return dict(loan.view.arrays)
-            self.end(debt)
 
     async def settle(self, debt: Debt) -> None:
         """Ends a loan. Raises StoreUnreachable if the values may have changed while they were borrowed."""
