@@ -1,9 +1,10 @@
 """Learners far apart: the small GPT of transformer.py, on learners that each take their own steps, and every few of
 them share what has become of a quarter of the weights.
 
-    psstore run --shards 2 --workers 2 examples/learners.py [--quick] [--data-parallel]
+    psstore run --shards 2 --workers 2 examples/learners.py [--quick] [--data-parallel] [--compression none]
 
-Prints what went to and from the store. With --data-parallel gradients are shared in every step, to compare with.
+Prints what went to and from the store. To compare with: with --data-parallel gradients are shared in every step, and
+with --compression none what learners share goes as float32.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     parser.add_argument("--data-parallel", action="store_true", help="share gradients in every step")
+    parser.add_argument("--compression", default="int8", help="codec of what learners share, or none")
     options = parser.parse_args()
     length, num_steps, every = (32, 80, 20) if options.quick else (128, 600, 50)
 
@@ -32,7 +34,8 @@ def main() -> None:
     if options.data_parallel:
         optimizer = psstore.torch.DistributedOptimizer(inner, store, model.named_parameters(), max_norm=1.0)
     else:
-        optimizer = psstore.torch.DiLoCo(model, inner, store, every=every, compression="int8", max_norm=1.0)
+        codec = None if options.compression == "none" else options.compression
+        optimizer = psstore.torch.DiLoCo(model, inner, store, every=every, compression=codec, max_norm=1.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=num_steps, pct_start=0.1)
     text = standard_library()
     seen, held_out = text[: -len(text) // 20], text[-len(text) // 20 :]
