@@ -161,20 +161,18 @@ def test_options_that_mean_nothing_are_refused() -> None:
             make(every=4)
         with pytest.raises(UsageError, match="average=False"):
             make(mode="average", average=False)
-        with pytest.raises(UsageError, match=r"exchanges parameters: .* psstore\.torch\.DiLoCo"):
-            make(mode="average", compression="int8")
         with pytest.raises(UsageError, match="mode is 'mean'; it must be one of 'gradients', 'average'"):
             make(mode="mean")  # type: ignore[arg-type]
         assert store.keys() == []
 
 
-def test_a_store_that_does_without_workers_is_refused() -> None:
-    with (
-        psstore.LocalStore(workers=2, mode="async") as local,
-        local.connect(rank=0) as store,
-        pytest.raises(UsageError, match=r"mode='average' needs .* mode is 'async': .* psstore\.torch\.DiLoCo"),
-    ):
-        averaging(Odd(), store, FACTORIES["sgd"])
+def test_compression_that_comes_with_a_later_group_is_refused() -> None:
+    model, head = Odd(), torch.nn.Linear(2, 2)
+    with psstore.connect("local://") as store:
+        optimizer = averaging(model, store, FACTORIES["sgd"], every=1)
+        optimizer.add_param_group({"params": list(head.named_parameters("head")), "compression": "int8"})
+        with pytest.raises(UsageError, match=r"has come with compression.* make it anew"):
+            train(model, optimizer, 1, seed=1)
 
 
 def test_a_scaled_loss_trains_as_an_unscaled_one_and_an_overflow_skips_that_step_here() -> None:

@@ -118,7 +118,8 @@ def test_complex_buffers_are_refused_by_name() -> None:
         wrap(model, store)
 
 
-def test_buffers_go_with_the_rounds_where_models_are_averaged() -> None:
+@pytest.mark.parametrize("compression", [None, "push=int8"], ids=["whole", "int8"])
+def test_buffers_go_with_the_rounds_where_models_are_averaged(compression: str | None) -> None:
     models = [Normed(rank) for rank in range(2)]
 
     def work(store: psstore.Store, rank: int) -> None:
@@ -130,6 +131,7 @@ def test_buffers_go_with_the_rounds_where_models_are_averaged() -> None:
             named_buffers=model.named_buffers(),
             mode="average",
             every=STEPS,
+            compression=compression,
         )
         pushed = store.bytes_pushed
         train(model, optimizer, rank, STEPS - 1)

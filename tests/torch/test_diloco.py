@@ -298,13 +298,14 @@ def test_a_weight_is_a_share_in_the_mean() -> None:
         assert torch.equal(model.bias, expected)
 
 
+@pytest.mark.parametrize("way", ["learn", "average"])
 def test_nobody_waits_for_a_learner_that_is_killed_and_another_one_takes_its_place(
-    tmp_path: Path, repository: Path
+    way: str, tmp_path: Path, repository: Path
 ) -> None:
     stop = tmp_path / "stop"
 
     def start(url: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-u", "-m", "tests.torch.learner_worker", str(stop)]
+        command = [sys.executable, "-u", "-m", "tests.torch.learner_worker", way, str(stop)]
         environ = {**os.environ, "PSSTORE_URL": url}
         return TrainingPopen(command, stdout=subprocess.PIPE, text=True, cwd=repository, env=environ)
 

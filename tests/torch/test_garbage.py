@@ -25,6 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "none": {"overlap": "none"},
     "eager": {"overlap": "eager"},
     "average": {"mode": "average", "every": 2},
+    "average of differences": {"mode": "average", "every": 2, "compression": "int8"},
     "on the worker": {"rule": partial(NAdam, lr=0.01)},
 }
 

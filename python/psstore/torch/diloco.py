@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,9 +16,6 @@ from psstore.torch.learner_step import LearnerStep, Learning, Weight
 from psstore.torch.optimizer import DistributedOptimizer, check_arguments
 from psstore.torch.training import StepStrategy, Training
 from psstore.wire.messages import Exist
-
-PROGRESS_KEY = "progress"
-"""Entry of a state dict beside torch's 'state' and 'param_groups', which torch's optimizers do not look at."""
 
 
 class DiLoCo(DistributedOptimizer):
@@ -161,20 +157,6 @@ class DiLoCo(DistributedOptimizer):
         """Takes the store's newest values whole, as at the end of training: the model that all learners have made.
         Steps that no round has shared yet are dropped. Waits for the round that is under way, and for nobody else."""
         super().synchronize()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and where this learner is between rounds. The outer optimizer's state is in the store,
-        and in its checkpoints. A round that is under way is not in it."""
-        return {**super().state_dict(), PROGRESS_KEY: self._learner.progress()}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over a `state_dict()` of this class or of the inner optimizer's. Load the model's own afterwards or
-        before to go on with what was not shared yet; else this learner goes on from the store's values."""
-        loaded = dict(state_dict)
-        progress = loaded.pop(PROGRESS_KEY, None)
-        super().load_state_dict(loaded)
-        if progress is not None:
-            self._learner.set_progress(progress)
 
 
 def module_of(model: torch.nn.Module) -> torch.nn.Module:

@@ -121,8 +121,6 @@ class LearnerStep(LocalStep):
         self._is_shared = processes.ask(self._has_shared_rounds)
         """Whether a round is that of several workers; else each one's contribution is a step of its own."""
         self._fragments: list[Fragment] = []
-        self._steps = 0
-        """How many this worker has taken, in all."""
         self._counted = 0.0
         """Tokens that this worker has counted, in all."""
         self._merged = 0
@@ -141,7 +139,7 @@ class LearnerStep(LocalStep):
         if self._fragments:
             raise UsageError(
                 f"{quoted([one.name for one in trained])} came to be trained after the fragments were cut: make the"
-                " DiLoCo optimizer anew, on all learners"
+                " optimizer anew, on all learners"
             )
         dtypes = {one.parameter.dtype for one in trained}
         check_hyper(learning.rule, learning.hyper(), group=0, dtypes=dtypes)
@@ -194,17 +192,16 @@ class LearnerStep(LocalStep):
             found = {name: residuals.get(self._owners[name]) for name in self._push_codecs}
             self._training.store.set_residuals(found)
 
-    def progress(self) -> dict[str, Any]:
-        """Where this worker is, beside parameters and the wrapped optimizer's state."""
+    def progress(self) -> Mapping[str, Any]:
         return {
-            "steps": self._steps,
+            **super().progress(),
             "counted": self._counted,
             "weighed_at": [fragment.weighed_at for fragment in self._fragments],
         }
 
     def set_progress(self, progress: Mapping[str, Any]) -> None:
-        """Goes on from where another one was."""
-        self._steps, self._counted = int(progress["steps"]), float(progress["counted"])
+        super().set_progress(progress)
+        self._counted = float(progress["counted"])
         for fragment, weighed_at in zip(self._fragments, progress["weighed_at"], strict=True):
             fragment.weighed_at = float(weighed_at)
 

@@ -17,6 +17,8 @@ class LocalStep:
 
     def __init__(self, training: Training) -> None:
         self._training = training
+        self._steps = 0
+        """How many this worker has taken, from which it follows when a round is due."""
 
     def retire(self) -> None:
         """Does nothing: parameters are only sent in calls."""
@@ -57,6 +59,14 @@ class LocalStep:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads into this worker's optimizer."""
         self._training.optimizer.load_state_dict(dict(state_dict))
+
+    def progress(self) -> Mapping[str, Any]:
+        """Where this worker is between two rounds, beside parameters and the wrapped optimizer's state."""
+        return {"steps": self._steps}
+
+    def set_progress(self, progress: Mapping[str, Any]) -> None:
+        """Goes on from where another one was."""
+        self._steps = int(progress["steps"])
 
     # ---- how ----
 

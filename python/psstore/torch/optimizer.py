@@ -23,10 +23,11 @@ import torch
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import NotAWorker, RolledBack, UsageError
-from psstore.torch.averaging import WITHOUT_LATE_WORKERS, Averaging
+from psstore.torch.averaging import select_averaging
 from psstore.torch.buffers import Buffers
 from psstore.torch.eager_step import EagerStep
-from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted
+from psstore.torch.local_step import LocalStep
+from psstore.torch.optimizer_state import PROGRESS_KEY, RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.parameters import Names
 from psstore.torch.part_tensors import check_trains_parts, take_gradients
@@ -86,7 +87,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             backward and the end of its step tears the round, and all get TornRound: training has to start anew from a
             checkpoint.
         mode: 'gradients' exchanges gradients in every step. 'average' lets each worker train alone with the wrapped
-            optimizer, and averages the parameters after `every` steps and in `synchronize()`.
+            optimizer, and averages the parameters after `every` steps and in `synchronize()`. With compression, or in
+            a store with a quorum (mode 'backup'), differences to the last average travel in their place: a worker that
+            is late takes what was decided, and its steps count in the round that is open when it comes. Not in modes
+            'ssp' and 'async'.
         every: see there.
         average: divide the sum of the gradients by the number of workers in the round; False: don't.
         max_norm: clip the norm of the reduced gradient to this in every step, as `clip_grad_norm_` does; `norm` has it
@@ -94,7 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         compression: send fewer bytes, with some loss: 'bf16', 'fp16', 'int8' or 'sign' both ways, 'topk:0.01' for
             gradients, 'push=sign,pull=int8', or a `psstore.torch.Compression`. A parameter group may have its own,
             under 'compression'. It is read when a parameter is first trained, and must be alike on every worker. What
-            codecs lose of gradients is kept on each worker, and is part of its `state_dict()`.
+            codecs lose of gradients, or differences, is kept on each worker, and is part of its `state_dict()`.
         tables: `psstore.torch.Embedding` and `EmbeddingBag` modules of the same store, whose rows are trained in the
             same rounds: what backward leaves of them is pushed as `overlap` says, and clipped with the rest. Each has a
             parameter group of its own, the last ones, which has its hyper-parameters and no parameters. Not with
@@ -280,10 +284,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Half-precision parameters are rounded copies of float32 weights, which only the store has; their state is
         float32 too, and saved as such. Training that goes on from a checkpoint begins with the rounded weights.
 
-        Where workers step by themselves (see the class), state is this worker's own, and nothing is read. So are the
-        residuals of compression: to go on exactly, save each worker's own state_dict().
+        Where workers step by themselves (see the class), state is this worker's own, and nothing is read; where it is
+        between two rounds is in it, a round that is under way is not. Residuals of compression are this worker's own,
+        too: to go on exactly, save each worker's own state_dict().
         """
         found = self._state_dict()
+        if isinstance(self._strategy, LocalStep):
+            found = {**found, PROGRESS_KEY: self._strategy.progress()}
         kept = self.residuals()
         return {**found, RESIDUALS_KEY: {"rank": self._training.store.rank, "of": kept}} if kept else found
 
@@ -304,17 +311,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         it, the state from rank 0, into the store. Call it on every worker before the next step.
 
         Weights are no part of it: load them into the model, before this optimizer is made or after. Where workers step
-        by themselves, each keeps the state that it has loaded. The residuals of compression are taken over by the rank
-        that has saved them; the others begin with none.
+        by themselves, each keeps the state that it has loaded, and goes on from where it was between two rounds, if the
+        model's weights are loaded after this optimizer is made; else from the store's values. The residuals of
+        compression are taken over by the rank that has saved them; the others begin with none.
         """
         self._whole_state = None
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = before(self, loaded) or loaded
-        kept = loaded.pop(RESIDUALS_KEY, None)
+        kept, progress = loaded.pop(RESIDUALS_KEY, None), loaded.pop(PROGRESS_KEY, None)
         self._strategy.load_state_dict(loaded)
         is_own = kept is not None and kept["rank"] == self._training.store.rank
         self.set_residuals(kept["of"] if is_own else {})  # this worker has not seen another's gradients
+        if progress is not None and isinstance(self._strategy, LocalStep):
+            self._strategy.set_progress(progress)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -442,8 +452,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy.publish()
 
     def synchronize(self) -> None:
-        """Averages the parameters now, with mode='average', as at the end of training. Every worker calls it. With
-        mode='gradients' nothing is to do: the parameters are the same on all workers after each step."""
+        """Averages the parameters now, with mode='average', as at the end of training. Every worker calls it. It is one
+        more round: with a quorum, who is too late for it has the next one, which waits for a quorum of those who have
+        not left. With mode='gradients' nothing is to do: the parameters are the same on all workers after each step."""
         with self._with_buffers():
             self._strategy.synchronize()
 
@@ -568,21 +579,15 @@ def check_arguments(optimizer: torch.optim.Optimizer, store: Store, **options: s
 def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> StepStrategy:
     """The step strategy for these options. Raises UsageError for what the store's mode or the optimizer's class rules
     out."""
-    if clips and (training.overlap == "eager" or training.store.consistency.mode == "backup"):
+    is_late_left_out = mode == "gradients" and training.store.consistency.mode == "backup"
+    if clips and (training.overlap == "eager" or is_late_left_out):
         what = "overlap='eager'" if training.overlap == "eager" else "a store in mode 'backup'"
         raise UsageError(f"max_norm can't be had with {what}, where not every gradient is waited for: leave it out")
     if training.tables.tables and (training.overlap == "eager" or mode == "average" or training.has_parts):
         what = "DTensors" if training.has_parts else "mode='average'" if mode == "average" else "overlap='eager'"
         raise UsageError(f"tables= can't be had with {what} yet: rows are pushed before the commit, each worker's own")
     if mode == "average":
-        if training.has_parts:
-            raise UsageError("mode='average' is for workers with whole models, and these have parts: leave it out")
-        if may_compress(training.optimizer.param_groups, training.compression):
-            raise UsageError(
-                "compression is for gradients, and mode='average' exchanges parameters: leave it out, or average by"
-                f" {WITHOUT_LATE_WORKERS}"
-            )
-        return Averaging(training, every=every)
+        return select_averaging(training, every=every)
     if every != 1:
         raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")
     by_store = has_rule(training.optimizer)

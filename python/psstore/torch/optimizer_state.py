@@ -30,8 +30,8 @@ from psstore.torch.training import Training
 State = Mapping[torch.Tensor, Mapping[str, Any]]
 """Optimizer state by parameter, as `torch.optim.Optimizer.state` has it."""
 
-RESIDUALS_KEY = "residuals"
-"""Entry of a state dict beside torch's 'state' and 'param_groups', which torch's optimizers do not look at."""
+RESIDUALS_KEY, PROGRESS_KEY = "residuals", "progress"
+"""Entries of a state dict beside torch's 'state' and 'param_groups', which torch's optimizers do not look at."""
 
 OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
 """Buffers that a rule has only with some hyper-parameter."""

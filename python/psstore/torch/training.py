@@ -6,7 +6,8 @@ StoreStep    the store reduces and applies                       (store_step.py;
 EagerStep    the store does so while backward still runs         (eager_step.py; overlap='eager')
 WorkerStep   the store reduces, the workers apply                (worker_step.py; every other optimizer)
 Averaging    the workers train alone, and the store averages their parameters now and then  (averaging.py)
-LearnerStep  so they do, and the store steps with what they have done, one fragment at a time  (learner_step.py)
+LearnerStep  so they do, and the store steps with what they have done, one fragment at a time  (learner_step.py); with a
+             quorum or compression it averages, too
 """
 
 from __future__ import annotations

@@ -137,11 +137,11 @@ class WorkerStep(GradientStep):
             )
 
 
-def check_lockstep(training: Training, what: str, *, instead: str = "") -> None:
-    """Raises UsageError for a store in which a round may do without a worker. `instead`: what else to do about it."""
+def check_lockstep(training: Training, what: str) -> None:
+    """Raises UsageError for a store in which a round may do without a worker."""
     mode = training.store.consistency.mode
     if mode != "sync":
         raise UsageError(
             f"{what} needs a round to have all its workers, and this store's mode is {mode!r}: start it with --mode"
-            f" sync{instead}"
+            " sync"
         )
