@@ -115,17 +115,19 @@ def test_model_averaging_learns_with_a_fraction_of_the_bytes() -> None:
 
 
 @pytest.mark.long
-def test_compressed_training_learns_with_a_fraction_of_the_bytes() -> None:
-    found = demo("--compression", "int8", "--epochs", "12")
+@pytest.mark.parametrize("every", [1, 4])
+def test_compressed_training_learns_with_a_fraction_of_the_bytes(every: int) -> None:
+    average = ["--strategy", "average", "--every", f"{every}"] if every > 1 else []
+    found = demo("--compression", "int8", "--epochs", "12", *average)
     parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
-    rounds = 12 * (1438 // 2 // 32)
+    rounds = 12 * (1438 // 2 // 32) // every
     assert found["accuracy"] >= 0.97
     assert max(found["bytes_pushed"], found["bytes_pulled"]) < 2 * rounds * 4 * parameters / 3.5
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--compression", "int4"], "int4"), (["--compression", "int8", "--strategy", "average"], "float32")],
+    [(["--compression", "int4"], "int4"), (["--compression", "int8", "--strategy", "allreduce"], "float32")],
 )
 def test_a_compression_that_can_not_be_is_refused_before_anything_starts(arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(app, ["demo", *arguments])

@@ -147,7 +147,7 @@ def demo(
     _need_packages(digits=data_dir is None)
     if strategy is not Strategy.ps and mode is not Mode.sync:
         fail(f"--mode {mode.value} is a store's; --strategy {strategy.value} is synchronous")
-    if strategy is not Strategy.ps and compression != "none":
+    if strategy is Strategy.allreduce and compression != "none":
         fail(f"--compression {compression} is a store's; --strategy {strategy.value} sends float32")
     for option in (name for name, asked in (("--crash", crash), ("--chaos", chaos)) if asked):
         _check_repeatable(option, strategy, mode, compression)

@@ -238,6 +238,7 @@ class ModelAveraging(_StorePeers):
             named_parameters=model.named_parameters(),
             mode="average",
             every=self._settings.every,
+            compression=self._settings.compression,
         )
         self._count_steps(self._optimizer)
         return model, self._optimizer
