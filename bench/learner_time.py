@@ -1,23 +1,24 @@
 """How long four learners take to a loss, all alike and with one that is four times slower, beside torchft and hivemind.
 
-    python -m bench.learner_time [--quick] [--loss LOSS] [--json FILE]
+    python -m bench.learner_time [--quick] [--loss LOSS] [--fragments N] [--json FILE]
 
 The learners, the model and the text of `learner_loss`, with a learning rate that stays. Each step's compute is slept in
 addition to what it takes, so that four learners can be alike on two cores, and the slow one sleeps four times as long.
 A way ends when the model of the first learner, which is a usual one, first has that loss on text that nobody has
-trained on, which is looked at after each of its rounds; time begins when all have joined. All ways take rounds every 50
-steps, the same outer step, and TCP over loopback; torchft and hivemind take part if they are installed.
+trained on, which is looked at after every 50 of its steps; time begins when all have joined. All ways share the model
+every 50 steps, psstore in as many fragments as are asked for, and have the same outer step, and TCP over loopback;
+torchft and hivemind take part if they are installed.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.command import Subject, run
 from bench.learner_course import Course, Seen, taken
-from bench.learner_ways import DILOCO, DILOCO_FLOAT32, EVERY, LEARNERS, QUORUM, Hivemind, TorchFt, Way
+from bench.learner_ways import DILOCO, DILOCO_FLOAT32, EVERY, LEARNERS, QUORUM, Hivemind, Psstore, TorchFt, Way
 from bench.machine import machine
 from bench.processes import OPTIMIZERS, preload
 from bench.report import Cell, Report, Table
@@ -52,6 +53,11 @@ class Case:
     target: float | None = None
     """Of the second way."""
 
+    def in_fragments(self, number: int) -> Case:
+        """With so many in the ways of psstore; others share the whole model at once."""
+        ways = [replace(way, fragments=number) if isinstance(way, Psstore) else way for way in self.ways]
+        return replace(self, ways=ways)
+
 
 CASES = (
     Case("all alike", (1.0,) * LEARNERS, (DILOCO, DILOCO_FLOAT32, TorchFt(), Hivemind())),
@@ -67,12 +73,14 @@ CASES = (
 def learner_time(chosen: argparse.Namespace) -> Report:
     preload("bench.learner_course", OPTIMIZERS)
     loss = chosen.loss or (QUICK_LOSS if chosen.quick else LOSS)
-    found = {case.title: {way.name: seen(case, way, loss) for way in case.ways if not way.why_not()} for case in CASES}
-    missing = dict.fromkeys(why_not for case in CASES for way in case.ways if (why_not := way.why_not()))
+    cases = [case.in_fragments(chosen.fragments) for case in CASES]
+    found = {case.title: {way.name: seen(case, way, loss) for way in case.ways if not way.why_not()} for case in cases}
+    missing = dict.fromkeys(why_not for case in cases for way in case.ways if (why_not := way.why_not()))
     return Report(
         subject="learner_time",
         about=(
-            f"{LEARNERS} learners, rounds every {EVERY} steps, until the loss on held-out text is at most {loss:g};"
+            f"{LEARNERS} learners, which share the model every {EVERY} steps, psstore's in {chosen.fragments} fragments"
+            f" that take turns, until the loss on held-out text is at most {loss:g};"
             f" {STEP_S:g} s a step slept in addition to its compute, and {SLOWER:g} times as long by one that is slow."
             " Bytes: over loopback, all that is sent, per learner and step of the first one."
         ),
@@ -82,7 +90,7 @@ def learner_time(chosen: argparse.Namespace) -> Report:
                 ("", "seconds", f"× {case.ways[0].name}", "target", "steps", "bytes"),
                 rows(case, found[case.title], loss),
             )
-            for case in CASES
+            for case in cases
         ],
         notes=[f"{reason}: left out" for reason in missing],
         figures=[
@@ -132,6 +140,7 @@ def rows(case: Case, found: dict[str, list[Seen]], loss: float) -> list[list[Cel
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", type=float, help=f"that is to be reached (default: {LOSS:g})")
+    parser.add_argument("--fragments", type=int, default=1, metavar="N", help="of psstore's, in turns (default: 1)")
 
 
 SUBJECT = Subject("learner_time", __doc__.splitlines()[0], learner_time, _options)

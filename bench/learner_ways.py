@@ -1,7 +1,7 @@
 """How learners share what they have learned: through psstore, and as torchft and hivemind have it, if they are there.
 
-All share after EVERY steps, the whole model at once, and take the same outer step, so that what differs is who carries
-it, in how many bytes, and who waits for whom.
+All share the model every EVERY steps, whole unless psstore is to in fragments, and take the same outer step, so that
+what differs is who carries it, in how many bytes, and who waits for whom.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.processes import store_server
 LEARNERS = 4
 
 EVERY = 50
-"""Steps to a round, which is of the whole model."""
+"""Steps after which all of the model was shared."""
 
 OUTER: Mapping[str, Any] = {"lr": 0.9, "momentum": 0.8, "nesterov": True}
 """SGD's. With 8 windows in a step and 6e-3 the loss after 40 rounds was 1.77 with these and 1.76 with 1.0 and 0.6, and
@@ -86,6 +86,8 @@ class Psstore:
     options: Sequence[str] = ()
     """psstore-server's."""
     compression: str | None = "int8"
+    fragments: int = 1
+    """Which take turns; 1: the whole model is shared at once."""
     shares_gradients: bool = False
     """In each step, as data parallel training does; else learners are DiLoCo's."""
 
@@ -110,7 +112,7 @@ class Psstore:
                 inner,
                 store,
                 every=EVERY,
-                fragments=1,
+                fragments=self.fragments,
                 outer=outer(model),
                 compression=self.compression,
                 max_norm=MAX_NORM,

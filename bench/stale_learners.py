@@ -1,12 +1,13 @@
 """What stale contributions cost learners that nobody waits for, and what delayed Nesterov momentum gives back.
 
-    python -m bench.stale_learners [--quick] [--turns N] [--json FILE]
+    python -m bench.stale_learners [--quick] [--turns N] [--fragments N] [--slower TIMES] [--json FILE]
 
 The learners, the model and the text of `learner_time`, on a store in this process, by a clock that is played: a step
-takes a usual learner one unit and the slow one four, an exchange nothing, so that the same seed gives the same figures
-and nothing is measured that a machine could disturb. A learner that has taken its steps contributes; as many as a
-decision is made of wait for each other, all four of them, three, or in async nobody. Beside the loss after as many
-steps of all learners together, the time until a learner's model, which has just been merged, has a loss.
+takes a usual learner one unit and the slow one four, or as many as are asked for, an exchange nothing, so that the same
+seed gives the same figures and nothing is measured that a machine could disturb. A learner that has taken its steps
+contributes; as many as a decision is made of wait for each other, all four of them, three, or in async nobody. Beside
+the loss after as many steps of all learners together, the time until a learner's model, which has just been merged, has
+a loss. With fragments that take turns, those are compared that wait for others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,6 +76,8 @@ class Way:
     quorum: int
     """Contributions that make a decision; 1: each is one, in mode async."""
     outer: Outer = sgd
+    fragments: int = 1
+    """Which take turns; 1: each round is of the whole model."""
     is_damped: bool = False
     """Whether a contribution's learning rate is divided by its age, the decisions since the values that it is from."""
 
@@ -101,11 +104,20 @@ WAYS: Mapping[str, Way] = {
     f"async, delayed Nesterov, every={2 * LEARNERS}": Way(1, partial(delayed, every=2 * LEARNERS)),
 }
 
-CASES: Mapping[str, Sequence[float]] = {
-    "all alike": (1.0,) * LEARNERS,
-    "one learner 4 × slower": (*(1.0,) * (LEARNERS - 1), 4.0),
-}
-"""How many units a step takes each."""
+
+def ways_in(fragments: int) -> Mapping[str, Way]:
+    """Those that are compared when so many take turns."""
+    if fragments == 1:
+        return WAYS
+    return {name: replace(way, fragments=fragments) for name, way in WAYS.items() if way.quorum > 1}
+
+
+def cases(slower: float) -> Mapping[str, Sequence[float]]:
+    """How many units a step takes each learner."""
+    return {
+        "all alike": (1.0,) * LEARNERS,
+        f"one learner {slower:g} × slower": (*(1.0,) * (LEARNERS - 1), slower),
+    }
 
 
 class Look(NamedTuple):
@@ -136,21 +148,32 @@ class Learner:
             torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE),
             self.local.connect(rank=self.rank),
             every=EVERY,
-            fragments=1,
+            fragments=self.way.fragments,
             outer=self.way.outer(model),
             max_norm=MAX_NORM,
         )
         torch.manual_seed(1000 * self.seed + self.rank)
         self._lots = torch.get_rng_state()
+        self._steps = 0
 
-    def learn(self) -> None:
-        """All steps to the next round but for what the last one shares."""
+    @property
+    def steps_to_round(self) -> int:
+        """From where this learner is."""
+        fragments = self.way.fragments
+        rounds = self._steps * fragments // EVERY
+        return math.ceil((rounds + 1) * EVERY / fragments) - self._steps
+
+    def learn(self) -> int:
+        """Takes all steps to the next round but for what the last one shares. Returns how many they are."""
+        num_steps = self.steps_to_round
         torch.set_rng_state(self._lots)
-        for _ in range(EVERY - 1):
+        for _ in range(num_steps - 1):
             self.lesson.backward()
             self.optimizer.step()
         self.lesson.backward()
         self._lots = torch.get_rng_state()
+        self._steps += num_steps
+        return num_steps
 
     def share(self, age: int) -> threading.Thread:
         """Takes that step, which waits for others. `age`: of what it contributes."""
@@ -164,17 +187,19 @@ class Learner:
 def looks(way: Way, units: Sequence[float], *, seed: int, steps: int) -> list[Look]:
     """At each decision, until so many steps were taken."""
     jitter = torch.Generator().manual_seed(seed)
+    learners: list[Learner] = []
 
     def takes(rank: int) -> float:
-        return EVERY * units[rank] * (1.0 + JITTER * (2.0 * torch.rand((), generator=jitter).item() - 1.0))
+        varied = 1.0 + JITTER * (2.0 * torch.rand((), generator=jitter).item() - 1.0)
+        return learners[rank].steps_to_round * units[rank] * varied
 
     mode = {LEARNERS: "sync", 1: "async"}.get(way.quorum, "backup")
     backups = {"backups": LEARNERS - way.quorum} if mode == "backup" else {}
     found: list[Look] = []
     with LocalStore(1, workers=LEARNERS, mode=mode, **backups) as local, ExitStack() as ends:  # type: ignore[arg-type]
-        learners = [Learner(local, way, rank, seed) for rank in range(LEARNERS)]
-        for learner in learners:
-            ends.callback(learner.optimizer.store.close)
+        for rank in range(LEARNERS):
+            learners.append(Learner(local, way, rank, seed))
+            ends.callback(learners[rank].optimizer.store.close)
         due = [(takes(rank), rank) for rank in range(LEARNERS)]
         heapq.heapify(due)
         waiting: dict[int, threading.Thread] = {}
@@ -182,8 +207,7 @@ def looks(way: Way, units: Sequence[float], *, seed: int, steps: int) -> list[Lo
         taken = 0
         while taken < steps:
             now, rank = heapq.heappop(due)
-            learners[rank].learn()
-            taken += EVERY
+            taken += learners[rank].learn()
             waiting[rank] = learners[rank].share(len(found) + 1 - merged[rank])
             if len(waiting) == way.quorum:
                 for member, thread in waiting.items():
@@ -203,15 +227,16 @@ def stale_learners(chosen: argparse.Namespace) -> Report:
     found = {
         case: {
             name: [looks(way, units, seed=seed, steps=steps) for seed in range(chosen.turns)]
-            for name, way in WAYS.items()
+            for name, way in ways_in(chosen.fragments).items()
         }
-        for case, units in CASES.items()
+        for case, units in cases(chosen.slower).items()
     }
     return Report(
         subject="stale_learners",
         about=(
-            f"{LEARNERS} learners, rounds of the whole model every {EVERY} steps of {WINDOWS} windows of {LENGTH}"
-            f" letters, outer lr {RATE:g} and momentum {OUTER['momentum']:g} but where it says; {chosen.turns} seeds,"
+            f"{LEARNERS} learners, which share the model in {chosen.fragments} fragments every {EVERY} steps of"
+            f" {WINDOWS} windows of {LENGTH} letters,"
+            f" outer lr {RATE:g} and momentum {OUTER['momentum']:g} but where it says; {chosen.turns} seeds,"
             " median and range. A unit is what a step takes a usual learner."
         ),
         tables=[
@@ -258,6 +283,8 @@ def spread(values: Sequence[float], form: str, *, most: float, beyond: str) -> s
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="seeds of each way (default: 3)")
+    parser.add_argument("--fragments", type=int, default=1, metavar="N", help="that take turns (default: 1)")
+    parser.add_argument("--slower", type=float, default=4.0, metavar="TIMES", help="the slow learner (default: 4)")
 
 
 SUBJECT = Subject("stale_learners", __doc__.splitlines()[0], stale_learners, _options, isolated=False)

@@ -61,9 +61,9 @@ def test_peers_that_are_not_installed_are_left_out_and_a_loss_that_is_not_reache
     monkeypatch.setattr(
         learner_time,
         "seen",
-        lambda case, way, loss: [Seen(steps=50, seconds=8.0, num_bytes=400, loss=loss if way is DILOCO else 9.0)],
+        lambda case, way, loss: [Seen(steps=50, seconds=8.0, num_bytes=400, loss=loss if way == DILOCO else 9.0)],
     )
-    report = learner_time.learner_time(argparse.Namespace(quick=True, loss=None))
+    report = learner_time.learner_time(argparse.Namespace(quick=True, loss=None, fragments=1))
     assert report.notes == ["torchft is not installed: left out", "hivemind is not installed: left out"]
     for table in report.tables:
         assert table.rows[0] == [DILOCO.name, 8.0, 1.0, None, "50", "2"]
@@ -72,15 +72,17 @@ def test_peers_that_are_not_installed_are_left_out_and_a_loss_that_is_not_reache
 
 
 @pytest.mark.usefixtures("_tiny")
-@pytest.mark.parametrize("quorum", [LEARNERS, LEARNERS - 1, 1])
-def test_stale_learners_take_turns_by_a_clock_that_is_played(quorum: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("quorum", "fragments"), [(LEARNERS, 1), (LEARNERS - 1, 1), (LEARNERS - 1, 2), (1, 1)])
+def test_stale_learners_take_turns_by_a_clock_that_is_played(
+    quorum: int, fragments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stale_learners, "EVERY", 2)
-    way = stale_learners.Way(quorum, partial(stale_learners.delayed, every=LEARNERS))
+    way = stale_learners.Way(quorum, partial(stale_learners.delayed, every=LEARNERS), fragments)
     taken, again = (stale_learners.looks(way, (1.0, 1.0, 1.0, 4.0), seed=1, steps=24) for _ in range(2))
     assert taken == again
     assert taken[-1].steps == 24
     assert [look.units for look in taken] == sorted(look.units for look in taken)
-    in_a_round = (taken[1].steps - taken[0].steps) // 2
+    in_a_round = (taken[1].steps - taken[0].steps) * fragments // 2
     assert in_a_round == quorum
     assert taken[0].units > 7.0 if quorum == LEARNERS else taken[0].units < 3.0, "whom a round waits for"
 

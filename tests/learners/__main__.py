@@ -13,6 +13,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.learners", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--learners", type=int, default=8)
+    parser.add_argument("--fragments", type=int, default=1, help="of the model, which take turns")
     parser.add_argument("--between-kills-s", type=float, default=0.5, help="mean of what lies between two")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
@@ -21,6 +22,7 @@ def main() -> int:
         seed=chosen.seed,
         kills=chosen.kills,
         num_learners=chosen.learners,
+        fragments=chosen.fragments,
         between_kills_s=chosen.between_kills_s,
     )
     result = run(plan, lambda line: print(f"{time.monotonic() - begin:7.1f} s  {line}", flush=True))

@@ -11,34 +11,34 @@ import psstore
 from psstore.torch import DiLoCo
 from tests.learners.ledger import UNIT, Notes
 
-EVERY = 2
-"""Steps to a round."""
+STEPS = 2
+"""From one round to the next."""
 
 STEP_S = 0.02
 """Slept in each step."""
 
 
-class Sums(torch.nn.Module):
-    """An element for each learner, to which each of its steps adds a unit."""
+class Sums(torch.nn.ParameterList):
+    """In each fragment an element for each learner, to which each of its steps adds a unit."""
 
-    def __init__(self, num_learners: int) -> None:
-        super().__init__()
-        self.sums = torch.nn.Parameter(torch.zeros(num_learners))
+    def __init__(self, num_learners: int, fragments: int) -> None:
+        super().__init__(torch.zeros(num_learners) for _ in range(fragments))
 
 
-def learn(url: str, rank: int, num_learners: int, folder: Path) -> None:
+def learn(url: str, rank: int, num_learners: int, fragments: int, folder: Path) -> None:
     """Takes steps until it is killed. Every other learner takes one while its round is under way."""
     torch.set_num_threads(1)
     store = psstore.connect(url, rank=rank, transport="tcp")
     notes = Notes(folder, rank)
     _note_rounds(store, notes)
-    model = Sums(num_learners)
+    model = Sums(num_learners, fragments)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     outer = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = DiLoCo(model, inner, store, every=EVERY, fragments=1, outer=outer, delay=rank % 2)
+    every = STEPS * fragments
+    optimizer = DiLoCo(model, inner, store, every=every, fragments=fragments, outer=outer, delay=rank % 2)
     while True:
         optimizer.zero_grad()
-        torch.autograd.backward(-UNIT * model.sums[rank])
+        torch.autograd.backward([-UNIT * sums[rank] for sums in model])
         time.sleep(STEP_S)
         optimizer.step()
 

@@ -1,9 +1,10 @@
 """What learners have contributed, by their own notes, held against what the store's values have become of it.
 
 A decision adds to the element of each learner that it counts what this one has contributed, divided by how many it
-counts. So each decision tells who is in it, and with how many steps: a contribution that was acknowledged as counted is
-in the decision that was named, one that was acknowledged as late is in none, and one whose learner was killed before it
-was answered is in that decision or in none.
+counts. It does so in one fragment, and what is read here is the sum over all of them. So each decision tells who is in
+it, and with how many steps: a contribution that was acknowledged as counted is in the decision that was named, one that
+was acknowledged as late is in none, and one whose learner was killed before it was answered is in that decision or in
+none.
 """
 
 from __future__ import annotations

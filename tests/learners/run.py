@@ -39,6 +39,8 @@ class Plan:
     kills: int
     num_learners: int = 8
     """At most, for what a step adds to be divided exactly."""
+    fragments: int = 1
+    """Which take turns."""
     num_shards: int = 2
     between_kills_s: float = 0.5
     """Mean of what lies between two."""
@@ -64,7 +66,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> Result:
     flags += ["--quorum", str(plan.num_learners // 2), "--grace-s", "0.05", "--lost", "drop"]
     flags += ["--standbys", "1"]
     with tempfile.TemporaryDirectory() as folder, StoreProcess(*flags) as store:
-        with _learners(store.url, plan, Path(folder)) as learners, _Reader(store.url) as reader:
+        with _learners(store.url, plan, Path(folder)) as learners, _Reader(store.url, plan.fragments) as reader:
             shard_kills = _kill(plan, store.url, learners, reader, say)
             reader.await_more()
         notes = read(Path(folder), plan.num_learners)
@@ -111,8 +113,8 @@ def _leaders_that_may_die(url: str) -> Sequence[int]:
 class _Learner:
     """One rank's process, and the next."""
 
-    def __init__(self, url: str, rank: int, num_learners: int, folder: Path) -> None:
-        self._arguments = url, rank, num_learners, folder
+    def __init__(self, url: str, rank: int, plan: Plan, folder: Path) -> None:
+        self._arguments = url, rank, plan.num_learners, plan.fragments, folder
         self._process = self._start()
 
     def restart(self) -> None:
@@ -121,7 +123,7 @@ class _Learner:
 
     def await_commit(self) -> None:
         """Until it has begun one that is not answered yet. Raises AssertionError."""
-        _, rank, _, folder = self._arguments
+        _, rank, _, _, folder = self._arguments
         assert eventually(lambda: awaits_answer(folder, rank), PATIENCE_S), f"rank {rank}: no commit in {PATIENCE_S} s"
 
     def kill(self) -> None:
@@ -141,7 +143,7 @@ def _learners(url: str, plan: Plan, folder: Path) -> Iterator[list[_Learner]]:
     learners: list[_Learner] = []
     try:
         for rank in range(plan.num_learners):
-            learners.append(_Learner(url, rank, plan.num_learners, folder))
+            learners.append(_Learner(url, rank, plan, folder))
         yield learners
     finally:
         for one in learners:
@@ -151,8 +153,9 @@ def _learners(url: str, plan: Plan, folder: Path) -> Iterator[list[_Learner]]:
 class _Reader:
     """Follows the store, in a thread."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, fragments: int) -> None:
         self._url = url
+        self._names = [str(number) for number in range(fragments)]
         self.decisions: list[Decision] = []
         """Those that came one by one."""
         self.last = 0
@@ -175,14 +178,14 @@ class _Reader:
         self._thread.join()
 
     def _follow(self) -> None:
-        with psstore.follow(self._url, names=["sums"]) as reader:
+        with psstore.follow(self._url, names=self._names) as reader:
             before = None
             while not self._is_over.is_set():
                 try:
                     version = reader.next(timeout_s=1.0)
                 except DeadlineExceeded:
                     continue
-                values = reader.values["sums"].astype(np.float64)
+                values = np.stack([reader.values[name] for name in self._names]).astype(np.float64).sum(axis=0)
                 if before is not None and version.number == self.last + 1:
                     self.decisions.append(Decision(version.number, values - before))
                 before, self.last = values, version.number

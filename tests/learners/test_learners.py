@@ -20,7 +20,7 @@ def forks() -> Iterator[None]:
 @pytest.mark.sockets
 @pytest.mark.one_loop
 def test_each_contribution_counts_once_whoever_is_killed() -> None:
-    plan = Plan(seed=3, kills=5, num_learners=3, between_kills_s=0.2, shard_share=0.3)
+    plan = Plan(seed=3, kills=5, num_learners=3, fragments=4, between_kills_s=0.2, shard_share=0.3)
     result = run(plan, print)
     assert not result.account.lost
     assert not result.account.doubled
