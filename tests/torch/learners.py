@@ -1,8 +1,8 @@
 """DiLoCo in one process, written from the papers: what learners on a store are held against, bit for bit.
 
-Douillard et al., arXiv:2311.08105, algorithm 1, with the fragments of arXiv:2501.18512. All learners take the same
-number of steps; the outer optimizer is torch's own, one for each fragment, with the mean that the store makes: weighted
-contributions in the order of ranks, divided by the sum of the weights.
+Douillard et al., arXiv:2311.08105, algorithm 1, with the fragments of arXiv:2501.18512, in the package's turns. All
+learners take the same number of steps; the outer optimizer is torch's own, one for each fragment, with the mean that
+the store makes: weighted contributions in the order of ranks, divided by the sum of the weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from psstore.torch.turns import fragment_of
 from tests.torch.support import backward, batches
 
 Outer = Callable[..., torch.optim.Optimizer]
@@ -58,16 +59,15 @@ class Reference:
                 optimizer.step()
             self._merge(step)
             if step * len(self.fragments) // self.every > (step - 1) * len(self.fragments) // self.every:
-                self.share()
-                self.under_way.append((step + self.delay, (self.rounds - 1) % len(self.fragments)))
+                self.under_way.append((step + self.delay, self.share()))
                 self._merge(step)
             after(step)
 
     @torch.no_grad()
-    def share(self) -> None:
-        """A round of the next fragment."""
-        number = self.rounds % len(self.fragments)
+    def share(self) -> int:
+        """A round of the next fragment, which is returned."""
         self.rounds += 1
+        number = fragment_of(self.rounds, len(self.fragments))
         weights = [self.weigh(rank, self.rounds) for rank in range(len(self.models))]
         for name in self.fragments[number]:
             total = torch.zeros_like(self.values[name])
@@ -75,6 +75,7 @@ class Reference:
                 total += weight * (base[name] - dict(model.named_parameters())[name])
             self.values[name].grad = total / sum(weights)
         self.outers[number].step()
+        return number
 
     @torch.no_grad()
     def _merge(self, step: int) -> None:

@@ -17,6 +17,7 @@ from psstore.torch import DelayedNesterov, DiLoCo
 from psstore.torch.fragments import cut
 from psstore.torch.learner_processes import LearnerProcesses
 from psstore.torch.parameters import Trained
+from psstore.torch.turns import fragment_of
 from tests.torch.support import Odd, OptimizerFactory, assert_same_bits, backward, batches
 
 ADAMW: OptimizerFactory = partial(AdamW, lr=0.01)
@@ -74,8 +75,8 @@ def in_one_process(
     for rank in turns:
         one = learners[rank]
         steps_of(one.model, one.inner, one.inputs)
-        number = one.rounds % FRAGMENTS
         one.rounds += 1
+        number = fragment_of(one.rounds, FRAGMENTS)
         for name in parts[number]:
             gradient = one.contribution(name)
             if compensate is not None:
@@ -140,7 +141,7 @@ def test_a_learner_that_comes_begins_with_the_newest_values_and_takes_its_turns(
             assert other.version == 4
             early.synchronize()
         moved = {name for name, value in first.named_parameters() if not torch.equal(value, before.get_parameter(name))}
-        assert moved - {"empty"} == set(parts_of(second)[other.round % FRAGMENTS]) - {"empty"}
+        assert moved - {"empty"} == set(parts_of(second)[fragment_of(other.round - 1, FRAGMENTS)]) - {"empty"}
 
 
 @pytest.mark.parametrize("weight", ["tokens", 2.0])

@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW
 
 import psstore
 from psstore.errors import RuleMismatch, UsageError
-from psstore.torch import DiLoCo, DistributedOptimizer
+from psstore.torch import DiLoCo, DistributedOptimizer, learner_step
 from psstore.torch.exchange import Exchange
 from psstore.torch.fragments import Fragment, cut
 from psstore.torch.learner_processes import LearnerProcesses
@@ -254,29 +254,50 @@ def test_a_learner_that_goes_astray_is_told_and_the_others_go_on_as_if_it_were_n
     torch.testing.assert_close(moved, torch.full_like(moved, 6.0))
 
 
-def test_a_learner_that_has_missed_rounds_merges_what_they_were_about() -> None:
-    models = [Odd(seed=0) for _ in range(3)]
-
-    def step(one: DiLoCo) -> None:
-        one.step()
-
-    def make(local: psstore.LocalStore, rank: int) -> DiLoCo:
-        model = models[rank]
+def in_turns(local: psstore.LocalStore, models: Sequence[Odd], fragments: int) -> list[DiLoCo]:
+    """Learners that share in each step, and move by hand alone; what a round has made of them they take whole."""
+    learners = []
+    for rank, model in enumerate(models):
         outer, still = WHOLE(model.parameters()), SGD(model.parameters(), lr=0.0)
-        optimizer = DiLoCo(model, still, local.connect(rank=rank), every=3, fragments=3, outer=outer)
+        store = local.connect(rank=rank)
+        learners.append(DiLoCo(model, still, store, every=fragments, fragments=fragments, outer=outer))
         backward(model, next(batches(1)))
-        return optimizer
+    return learners
 
+
+def move(model: Odd) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5)
+
+
+@pytest.mark.parametrize(
+    "missed", [3, 6], ids=["one cycle", "past an edge where two of three turns are one fragment's"]
+)
+def test_a_learner_that_has_missed_rounds_merges_what_they_were_about(missed: int) -> None:
+    models = [Odd(seed=0) for _ in range(3)]
     with patient(grace_s=0.0) as local:
-        learners = [make(local, rank) for rank in range(3)]
-        with torch.no_grad():
-            for model in models[:2]:
-                for parameter in model.parameters():
-                    parameter.add_(0.5)
-        for _ in range(3):
-            in_threads([partial(step, learners[rank]) for rank in (0, 1)])
-        in_threads([partial(step, learners[rank]) for rank in (0, 2)])
+        learners = in_turns(local, models, 3)
+        for model in models[:2]:
+            move(model)
+        for _ in range(missed):
+            in_threads([learners[rank].step for rank in (0, 1)])
+        in_threads([learners[rank].step for rank in (0, 2)])
+        assert learners[2].store.version == missed + 1
     assert_same_bits(models[2], models[0])
+
+
+def test_a_learner_that_is_always_two_rounds_behind_has_a_say_in_both_fragments() -> None:
+    models = [Odd(seed=0) for _ in range(3)]
+    with patient(grace_s=0.0) as local:
+        learners = in_turns(local, models, 2)
+        for _ in range(3):
+            in_threads([learners[rank].step for rank in (0, 1)])
+            move(models[2])
+            in_threads([learners[rank].step for rank in (0, 2)])
+        learners[0].synchronize()
+    for (name, one), begun in zip(models[0].named_parameters(), Odd(seed=0).parameters(), strict=True):
+        assert one.numel() == 0 or not torch.equal(one, begun), f"{name} is as it was"
 
 
 def test_a_weight_is_a_share_in_the_mean() -> None:
@@ -532,6 +553,15 @@ def test_a_learner_that_does_otherwise_than_those_of_the_store_is_refused(
         with pytest.raises(UsageError, match=said):
             DiLoCo(second, ADAMW(second.parameters()), other, **options)  # type: ignore[arg-type]
         DiLoCo(second, ADAMW(second.parameters()), other)
+
+
+def test_a_learner_of_another_scheme_of_turns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Odd(), Odd(seed=1)
+    with psstore.LocalStore(workers=2) as local, local.connect(rank=0) as store, local.connect(rank=1) as other:
+        DiLoCo(first, ADAMW(first.parameters()), store)
+        monkeypatch.setattr(learner_step, "SCHEME", 1)
+        with pytest.raises(UsageError, match="scheme of turns=1 here and 2 there"):
+            DiLoCo(second, ADAMW(second.parameters()), other)
 
 
 def test_another_outer_optimizer_is_refused() -> None:

@@ -11,7 +11,7 @@ from psstore.torch.training import Training, create_tensors
 from psstore.types import TensorSpec
 
 MOST = 32
-"""Numbers that can be agreed on: three of a learner's, and the hyper-parameters of a rule."""
+"""Numbers that can be agreed on: four of a learner's, and the hyper-parameters of a rule."""
 
 
 def agree(training: Training, settings: Mapping[str, float]) -> None:

@@ -2,9 +2,9 @@
 
 DiLoCo (Douillard et al., arXiv:2311.08105, algorithm 1): the store's optimizer takes a step with the mean of the
 workers' pseudo-gradients. Fragments take turns, overlapped with further steps, as in streaming DiLoCo
-(arXiv:2501.18512, algorithm 2); whose turn it is follows from the number of the round, which all workers of it know.
-In modes async and ssp each contribution is a step of its own, to the values that are there then, and rounds are each
-worker's: asynchronous local SGD (Liu et al., arXiv:2401.09135).
+(arXiv:2501.18512, algorithm 2); whose turn it is follows from the number of the round, which all workers of it know
+(turns.py). In modes async and ssp each contribution is a step of its own, to the values that are there then, and rounds
+are each worker's: asynchronous local SGD (Liu et al., arXiv:2401.09135).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from psstore.torch.local_step import LocalStep
 from psstore.torch.param_groups import GradientOptions, check_hyper, has_rule, hyper_of, rule_of, with_gradient_options
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
+from psstore.torch.turns import SCHEME, fragment_of, fragments_since
 from psstore.torch.warnings import quoted, tell_of_refusal
 from psstore.types import TensorSpec
 
@@ -89,6 +90,7 @@ class Learning:
             "every": self.every,
             "fragments": self.fragments,
             "weight by tokens": self.weight == "tokens",
+            "scheme of turns": SCHEME,
             **{f"the outer optimizer's {name}": value for name, value in begun.items()},
         }
 
@@ -229,7 +231,7 @@ class LearnerStep(LocalStep):
     def _begin(self) -> None:
         """Begins a round with this worker's part. Raises UsageError; then nothing has begun."""
         store, learning, processes = self._training.store, self._learning, self._processes
-        number = self._fragment_of(processes.ask(self._open_round))
+        number = fragment_of(processes.ask(self._open_round), len(self._fragments))
         fragment = self._fragments[number]
         parts = processes.together(partial(self._contribution, fragment))
         weight = self._weight_of(fragment)
@@ -283,8 +285,7 @@ class LearnerStep(LocalStep):
             news[own] = self._pull(self._fragments[own])
             return
         last = self._processes.ask(lambda: self._training.store.version)
-        missed = range(max(self._merged + 1, last - len(self._fragments) + 1), last + 1)
-        for number in sorted({self._fragment_of(round) for round in missed}):
+        for number in fragments_since(self._merged, last, len(self._fragments)):
             news[number] = self._pull(self._fragments[number])
         self._merged = last
 
@@ -299,9 +300,6 @@ class LearnerStep(LocalStep):
             if store.version >= store.round:
                 store.commit(present=[])
         return store.round
-
-    def _fragment_of(self, round: int) -> int:
-        return (round - 1) % len(self._fragments)
 
     def _weight_of(self, fragment: Fragment) -> float:
         if self._learning.weight != "tokens":
