@@ -7,7 +7,7 @@ rounds are seldom, and memory for a second copy of the model would be missed on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -42,9 +42,7 @@ class Fragment:
         its negative. Rounding to half precision, which both sides have gone through, is no step. Raises UsageError
         that names a parameter which is not finite."""
         found = []
-        for one, value in zip(self.trained, self.values, strict=True):
-            here = one.parameter.detach().to("cpu", copy=True).to(value.dtype)
-            difference = torch.sub(value.to(one.parameter.dtype).to(value.dtype), here)
+        for one, difference in zip(self.trained, self._differences(), strict=True):
             if not bool(difference.isfinite().all()):
                 raise UsageError(
                     f"parameter {one.name!r} holds NaN or infinity on this worker, which would be everybody's after the"
@@ -63,6 +61,19 @@ class Fragment:
             one.parameter.detach().copy_(theirs)
         mark_written(one.owner for one in self.trained)
         self.values = values
+
+    def carry_over(self, values: list[torch.Tensor]) -> None:
+        """Makes the parameters differ from the new values as they did from the old ones: what this worker's steps have
+        taken from these and not shared yet stays to be shared."""
+        differences = self._differences()
+        self.merge([value - own for value, own in zip(values, differences, strict=True)], share=1.0)
+        self.values = values
+
+    def _differences(self) -> Iterator[torch.Tensor]:
+        """Values less parameters, one after the other, as far as the parameters' precision goes."""
+        for one, value in zip(self.trained, self.values, strict=True):
+            here = one.parameter.detach().to("cpu", copy=True).to(value.dtype)
+            yield torch.sub(value.to(one.parameter.dtype).to(value.dtype), here)
 
 
 def cut(trained: Sequence[Trained], whole: Sequence[SharedTensor], number: int) -> list[Fragment]:

@@ -100,6 +100,10 @@ class Round:
     """One that this worker takes part in and whose values are not merged yet."""
 
     exchange: Exchange
+    own: int
+    """The number of the fragment that it is about."""
+    weighed_at: float
+    """That of the fragment, before this worker's contribution."""
     due: int
     """The step in which they are merged."""
     news: dict[int, list[torch.Tensor]]
@@ -254,8 +258,9 @@ class LearnerStep(LocalStep):
             lambda: processes.ask(commit),
             lambda: self._pull_news(news, own=number),
         )
+        due, weighed_at = self._steps + learning.delay, fragment.weighed_at
+        self._round = Round(exchange=exchange, own=number, weighed_at=weighed_at, due=due, news=news, ended=ended)
         fragment.weighed_at = self._counted
-        self._round = Round(exchange=exchange, due=self._steps + learning.delay, news=news, ended=ended)
         if learning.delay:
             exchange.start()
 
@@ -266,15 +271,22 @@ class LearnerStep(LocalStep):
         return fragment.pseudo_gradient()
 
     def _merge_if_due(self, step: float) -> None:
-        """Merges what a round has brought, if it is due. Raises the store's errors; then the round goes on, and is
-        merged in a later step."""
+        """Merges what a round has brought, if it is due; what this worker has contributed too late stays to be shared.
+        Raises the store's errors; then the round goes on, and is merged in a later step."""
         if self._round is None or step < self._round.due:
             return
-        self._round.exchange.finish()
-        for number, values in self._round.news.items():
-            self._fragments[number].merge(values, share=self._learning.merge)
-        ended, self._round = self._round.ended, None
-        for commit in ended:
+        ending = self._round
+        ending.exchange.finish()
+        is_late = self._processes.ask(lambda: any(commit.late for commit in ending.ended))
+        self._round = None
+        for number, values in ending.news.items():
+            fragment = self._fragments[number]
+            if number == ending.own and is_late:
+                fragment.carry_over(values)
+                fragment.weighed_at = ending.weighed_at
+            else:
+                fragment.merge(values, share=self._learning.merge)
+        for commit in ending.ended:
             tell_of_refusal(commit)
 
     def _pull_news(self, news: dict[int, list[torch.Tensor]], *, own: int) -> None:
