@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
-    """Of values."""
+    """Values."""
     state_bytes: int
-    """Of the rule's state."""
+    """State that the rule keeps beside them."""
     base_bytes: int
     """What it keeps at most of what workers were sent, to compensate their gradients."""
     slices: int
