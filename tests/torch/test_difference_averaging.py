@@ -157,6 +157,22 @@ def test_synchronize_averages_steps_that_none_has_shared(patient: psstore.LocalS
     assert three.optimizers[0].store.version == 1 + late
 
 
+def test_synchronize_takes_another_round_where_it_came_too_late_for_one(
+    patient: psstore.LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = Three(patient, every=8)
+    move(three.models[2], 1.0)
+    three.step(2)
+    three.synchronize(0, 1)
+    strategy = three.optimizers[2]._strategy
+    found = [three.optimizers[2].store.round]  # at first it finds the round open that is decided by now
+    look = strategy._open_round  # type: ignore[attr-defined]
+    monkeypatch.setattr(strategy, "_open_round", lambda: found.pop() if found else look())
+    three.synchronize(0, 2)
+    for rank in (0, 2):
+        three.check(rank, 0.5)
+
+
 @keeps_state
 def test_a_session_ends_at_its_version_with_a_quorum() -> None:
     versions: list[int] = []

@@ -127,10 +127,13 @@ class DifferenceAveraging(LearnerStep):
         LocalStep.set_progress(self, progress)
 
     def synchronize(self) -> None:
-        """Averages at once, by a round of all steps that none has shared; one that has failed goes on."""
-        if self._round is None:
-            self._begin()
-        self._merge_if_due(math.inf)
+        """Averages at once, by a round of all steps that none has shared; one that has failed goes on. Who comes too
+        late for it takes part in the next one."""
+        is_late = True
+        while is_late:
+            if self._round is None:
+                self._begin()
+            is_late = self._merge_if_due(math.inf)
         self._steps = 0
 
     def _create(self, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:

@@ -270,11 +270,12 @@ class LearnerStep(LocalStep):
         self._options.check_stays(self._learning.outer.param_groups[0], "the outer optimizer's group")
         return fragment.pseudo_gradient()
 
-    def _merge_if_due(self, step: float) -> None:
-        """Merges what a round has brought, if it is due; what this worker has contributed too late stays to be shared.
-        Raises the store's errors; then the round goes on, and is merged in a later step."""
+    def _merge_if_due(self, step: float) -> bool:
+        """Merges what a round has brought, if it is due. Returns whether what this worker has contributed came too
+        late, and stays to be shared. Raises the store's errors; then the round goes on, and is merged in a later step.
+        """
         if self._round is None or step < self._round.due:
-            return
+            return False
         ending = self._round
         ending.exchange.finish()
         is_late = self._processes.ask(lambda: any(commit.late for commit in ending.ended))
@@ -288,6 +289,7 @@ class LearnerStep(LocalStep):
                 fragment.merge(values, share=self._learning.merge)
         for commit in ending.ended:
             tell_of_refusal(commit)
+        return is_late
 
     def _pull_news(self, news: dict[int, list[torch.Tensor]], *, own: int) -> None:
         """Pulls the fragments that rounds were about since the last time: the one of this worker's round, and where
