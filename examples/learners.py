@@ -34,8 +34,8 @@ def main() -> None:
     if options.data_parallel:
         optimizer = psstore.torch.DistributedOptimizer(inner, store, model.named_parameters(), max_norm=1.0)
     else:
-        codec = None if options.compression == "none" else options.compression
-        optimizer = psstore.torch.DiLoCo(model, inner, store, every=every, compression=codec, max_norm=1.0)
+        compression = options.compression
+        optimizer = psstore.torch.DiLoCo(model, inner, store, every=every, compression=compression, max_norm=1.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=num_steps, pct_start=0.1)
     text = standard_library()
     seen, held_out = text[: -len(text) // 20], text[-len(text) // 20 :]

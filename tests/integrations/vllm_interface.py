@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import nn
 
+from .vllm_serving import LAYERWISE
+
 
 class WeightTransferInitInfo:
     pass
@@ -85,7 +87,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
             "WeightTransferInitInfo": WeightTransferInitInfo,
             "WeightTransferUpdateInfo": WeightTransferUpdateInfo,
         },
-        "vllm.model_executor.model_loader.reload.layerwise": {
+        LAYERWISE: {
             "record_metadata_for_reloading": lambda model: None,
             "initialize_layerwise_reload": lambda model: None,
             "finalize_layerwise_reload": lambda model, model_config: None,

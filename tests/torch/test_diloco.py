@@ -287,7 +287,7 @@ def test_a_learner_that_has_missed_rounds_merges_what_they_were_about(missed: in
     assert_same_bits(models[2], models[0])
 
 
-def moved(model: Odd) -> dict[str, float]:
+def offsets(model: Odd) -> dict[str, float]:
     """By how much each parameter is off what it began with; those that have elements."""
     begun = zip(model.named_parameters(), Odd(seed=0).parameters(), strict=True)
     return {name: (one - was).detach().mean().item() for (name, one), was in begun if one.numel()}
@@ -302,10 +302,10 @@ def test_what_came_too_late_for_its_round_is_shared_in_the_next_one(monkeypatch:
         with monkeypatch.context() as patched:  # the round is decided after it was found open
             patched.setattr(learner_step.LearnerStep, "_open_round", lambda self: self._training.store.round)
             learners[2].step()
-        assert moved(models[2]) == pytest.approx(dict.fromkeys(moved(models[2]), 0.5))
+        assert offsets(models[2]) == pytest.approx(dict.fromkeys(offsets(models[2]), 0.5))
         in_threads([learners[rank].step for rank in (0, 2)])
         for rank in (0, 2):
-            assert moved(models[rank]) == pytest.approx(dict.fromkeys(moved(models[rank]), 0.25))
+            assert offsets(models[rank]) == pytest.approx(dict.fromkeys(offsets(models[rank]), 0.25))
 
 
 def test_a_learner_that_is_always_two_rounds_behind_has_a_say_in_both_fragments() -> None:
