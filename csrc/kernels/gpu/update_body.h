@@ -53,12 +53,14 @@ class SliceStepper {
 
  private:
   using States = typename Step::States;
+  // A member, as nvcc warns where a function of the device asks for it, be it in an argument of a template.
+  static constexpr int kNumStates{States::size()};
 
   // What a step reads.
   template <int N>
   struct Loaded {
     Pack<T, N> value;
-    Pack<T, N> states[States::size() > 0 ? States::size() : 1];  // in the order of the form's slots
+    Pack<T, N> states[kNumStates > 0 ? kNumStates : 1];  // in the order of the form's slots
     typename Sources::template Loaded<N> gradients;
   };
 
@@ -75,7 +77,7 @@ class SliceStepper {
   PSSTORE_GPU void finish(int64_t begin, Loaded<N> loaded) const {
     Pack<T, N> grad = sources_.template sum<N>(begin, loaded.gradients);
     divide_and_scale(grad, divisor_, scale_);
-    step_elements(loaded, grad, std::make_integer_sequence<int, int{States::size()}>{});
+    step_elements(loaded, grad, std::make_integer_sequence<int, kNumStates>{});
     store_states(begin, loaded, States{});
     store_pack<kOwn>(slice_.value_out, begin, loaded.value);
     if (slice_.shadow != nullptr) store_shadow(begin, loaded.value);
