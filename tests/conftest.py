@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -95,10 +95,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = sorted((item for item in items if not _needs_no_second_loop(item)), key=_turn)
 
 
-def pytest_collection_finish() -> None:
-    """Keeps the garbage collector from walking through all that collecting has left, each time that somebody asks it to
-    collect: 0.4 s, and seven microseconds without."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the garbage collector from walking through what collecting leaves, which is no garbage: meanwhile, 3 s of
+    15, and each time that somebody asks it to collect: 0.4 s, and seven microseconds without."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _turn(item: pytest.Item) -> int:
