@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 
@@ -18,7 +17,6 @@ def main() -> int:
     parser.add_argument("--between-kills-s", type=float, default=0.5, help="mean of what lies between two")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # what forks the store may have no threads
     begin = time.monotonic()
     plan = Plan(
         seed=chosen.seed,

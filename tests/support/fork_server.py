@@ -64,7 +64,7 @@ class ServedPopen(subprocess.Popen[Any]):
     """What the server says of the process."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        server = None if _is_elsewhere() else _server(self.kind)
+        server = None if _is_elsewhere() or _imports_start_threads() else _server(self.kind)
         start = None if server is None else Start.of(args, rest, server.environ)
         if server is None or start is None:
             return super()._execute_child(args, *rest)  # type: ignore[misc,no-any-return]
@@ -140,6 +140,12 @@ def _is_elsewhere() -> bool:
     return os.readlink("/proc/thread-self/ns/net") != os.readlink("/proc/self/ns/net")
 
 
+def _imports_start_threads() -> bool:
+    """Whether numpy's and torch's libraries start threads as they are imported, which a fork would lack: they do unless
+    they are told not to, as pytest's tests tell them, and who runs a program of these folders need not."""
+    return os.environ.get("OMP_NUM_THREADS") != "1"
+
+
 @dataclass(frozen=True)
 class Server:
     """The fork server of a kind that this process has."""
@@ -205,7 +211,7 @@ def serve(control: socket.socket, imported: Sequence[str]) -> NoReturn:
     for name in imported:
         importlib.import_module(name)
     sys.path.pop(0)  # where this one was found, of all places
-    assert num_threads() == threading.active_count() == 1, "an import has started threads: OMP_NUM_THREADS=1?"
+    assert num_threads() == threading.active_count() == 1, "an import has started threads"
     signal.signal(
         signal.SIGINT, lambda *_: None
     )  # which is for who runs the tests; ignored, it would be so in each fork

@@ -161,6 +161,18 @@ def test_what_has_other_variables_of_the_interpreter_is_started() -> None:
         assert process.communicate()[0].split() == [str(os.getpid()), "0"]
 
 
+def test_nothing_is_forked_where_imports_start_threads(tmp_path: Path) -> None:
+    """As in a program of these folders that somebody starts, who sets no variable for that."""
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.getppid())")
+    program = (
+        "import os, sys; from tests.support.fork_server import run; "
+        "ran = run(sys.argv[1:], timeout_s=30.0); sys.exit(ran.stdout != f'{os.getpid()}\\n')"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    subprocess.run([sys.executable, "-c", program, sys.executable, str(script)], env=environ, check=True)
+
+
 @pytest.mark.parametrize(
     "command",
     [
