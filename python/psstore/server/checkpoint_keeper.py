@@ -98,8 +98,8 @@ class CheckpointKeeper:
             return Begun(ready=False)
         self._coordinator.rounds.refuse_if_torn()
         place = self._place_for(asked.url, any_place=self._any_place or at_any_place)
-        if place.has_failed and place is not self._own:
-            del self._places[place.url]  # whoever asks again has it tried again
+        if place.has_failed:  # this one is told why, and whoever asks again has it tried again
+            self._try_again(place)
         if not place.is_ready() or self._is_busy(asked.reader):
             return Begun(ready=False)
         if asked.reader == 0:
@@ -167,6 +167,12 @@ class CheckpointKeeper:
             raise BadArgument(f"this store serves several users, and writes where it was started to: {where}")
         place = self._places[url] = self._open_place(url)
         return place
+
+    def _try_again(self, place: KeptPlace) -> None:
+        if place is self._own:
+            self.has_place(place.again())
+        else:
+            del self._places[place.url]
 
     def _gathered(self, asked: Begin) -> tuple[StoreState, list[WorkerPart]] | None:
         """The coordinator's part and the workers', once these have handed in as of its decision; None: not yet."""

@@ -84,6 +84,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
     any_place: bool = False
     """Clients may name another place than `url`."""
     restore: RestoreFrom | None = None
+    goes_on: bool = False
+    """The store has served before: it does again while its place can't be had."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):

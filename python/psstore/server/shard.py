@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psstore import _core
-from psstore.errors import BadArgument, DeviceFailed, PsstoreError, ShuttingDown, StoreUnreachable
+from psstore.errors import BadArgument, DeviceFailed, PsstoreError, ShuttingDown, StorageFailed, StoreUnreachable
 from psstore.memory import HANDED_PART
 from psstore.net import loops
 from psstore.net.address import UnixAddress, parse_address
@@ -352,8 +352,8 @@ def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> Che
 
 
 def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointKeeper | None) -> None:
-    """Restores what is to be restored, and waits for the place of checkpoints to come. Raises StorageError,
-    BadArgument."""
+    """Restores what is to be restored, and waits for the place of checkpoints to come, which a store that goes on can
+    do without until storage is well again. Raises StorageError, BadArgument."""
     place = own_place(settings, keeper)
     begun = settings.checkpoint.restore
     if begun is not None:
@@ -365,8 +365,16 @@ def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointK
             index=settings.index,
             num_shards=len(settings.addresses),
         )
-    if place is not None:
+    if place is None:
+        return
+    try:
         place.start_at(begun.version if begun is not None else 0)
+    except StorageFailed as error:
+        if not settings.checkpoint.goes_on:
+            raise
+        _log.warning("no checkpoint can be written for now: %s", error.message)
+        if keeper is not None and place.has_failed:
+            keeper.has_place(place.again())
 
 
 def make_coordinator(settings: ShardSettings) -> Coordinator:

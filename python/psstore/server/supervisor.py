@@ -294,7 +294,7 @@ class Supervisor:
         self, site: Site, life: StoreLife, selector: selectors.BaseSelector, *, out: TextIO, ready_fd: int | None
     ) -> Ending:
         """From the shards' start to why they have to end. Raises BadArgument if one can't start."""
-        start = self._start_again if self._num_restarts else self._start
+        start = self._start_again if self._is_announced else self._start
         too_early = start(site, life, selector)
         if too_early is not None:
             return too_early
@@ -427,7 +427,7 @@ class Supervisor:
         return None
 
     def _start_again(self, site: Site, life: StoreLife, selector: selectors.BaseSelector) -> Ending | None:
-        """As `_start`, of a store that goes back: what keeps it from that may pass, as a full disk does. Tries for
+        """As `_start`, of a store that goes on: what keeps it from that may pass, as storage that fails does. Tries for
         `patience_s`."""
         until, pause_s = time.monotonic() + self._settings.patience_s, FIRST_PAUSE_S
         while True:
@@ -794,6 +794,7 @@ class Supervisor:
                 every_s=settings.checkpoint_interval().seconds if settings.checkpoint is not None else None,
                 any_place=settings.token_file is None,
                 restore=self._restore,
+                goes_on=self._is_announced,
             ),
             refuse_non_finite=settings.refuse_non_finite,
             max_connections=settings.max_connections,
