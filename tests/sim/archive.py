@@ -172,9 +172,6 @@ class SimulatedPlace:
     def is_ready(self) -> bool:
         return True
 
-    def again(self) -> SimulatedPlace:
-        return self
-
     def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
         base = self._choice.base_for(version, has_rows=has_rows)
         self._under_way[version] = BegunAttempt(base, self._archive.last_assigned(version))

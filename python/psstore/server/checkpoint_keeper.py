@@ -49,13 +49,13 @@ class CheckpointKeeper:
         any_place: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`own`: where checkpoints go if nobody says otherwise. `open_place`: opens one that a client names;
-        `any_place`: whoever asks may name one. `now`: a monotonic clock, in seconds."""
+        """`own`: where checkpoints go if nobody says otherwise. `open_place`: opens one that is asked for, the own one
+        where it has failed; `any_place`: whoever asks may name one. `now`: a monotonic clock, in seconds."""
         self._coordinator = coordinator
         self._num_shards = num_shards
         self._signer = signer
         self._lineage = lineage
-        self._own = own
+        self._own = None if own is None else own.url
         self._open_place = open_place
         self._any_place = any_place
         self._now = now
@@ -74,7 +74,11 @@ class CheckpointKeeper:
 
     def has_place(self, own: KeptPlace) -> None:
         """Checkpoints go there if nobody says otherwise."""
-        self._own = self._places[own.url] = own
+        self._own, self._places[own.url] = own.url, own
+
+    def forget(self, place: KeptPlace) -> None:
+        """Whoever asks for it again has it opened again. REQUIRES: it has failed."""
+        del self._places[place.url]
 
     def close(self) -> None:
         """Leaves the places to others."""
@@ -99,7 +103,7 @@ class CheckpointKeeper:
         self._coordinator.rounds.refuse_if_torn()
         place = self._place_for(asked.url, any_place=self._any_place or at_any_place)
         if place.has_failed:  # this one is told why, and whoever asks again has it tried again
-            self._try_again(place)
+            self.forget(place)
         if not place.is_ready() or self._is_busy(asked.reader):
             return Begun(ready=False)
         if asked.reader == 0:
@@ -157,22 +161,16 @@ class CheckpointKeeper:
     # ---- how ----
 
     def _place_for(self, url: str | None, *, any_place: bool) -> KeptPlace:
-        place = self._own if url is None else self._places.get(url)
-        if place is not None:
-            return place
+        url = self._own if url is None else url
         if url is None:
             raise BadArgument("this store was started without --checkpoint: say where its checkpoint is to go")
-        if not any_place:
-            where = "nowhere (start it with --checkpoint)" if self._own is None else self._own.url
+        if url in self._places:
+            return self._places[url]
+        if not any_place and url != self._own:
+            where = "nowhere (start it with --checkpoint)" if self._own is None else self._own
             raise BadArgument(f"this store serves several users, and writes where it was started to: {where}")
         place = self._places[url] = self._open_place(url)
         return place
-
-    def _try_again(self, place: KeptPlace) -> None:
-        if place is self._own:
-            self.has_place(place.again())
-        else:
-            del self._places[place.url]
 
     def _gathered(self, asked: Begin) -> tuple[StoreState, list[WorkerPart]] | None:
         """The coordinator's part and the workers', once these have handed in as of its decision; None: not yet."""

@@ -38,9 +38,6 @@ class KeptPlace(Protocol):
     def is_ready(self) -> bool:
         """Whether it is the store's by now. Raises StorageError, BadArgument if it can't be."""
 
-    def again(self) -> KeptPlace:
-        """One more attempt at having this place, which begins once somebody asks whether it is ready."""
-
     def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
         """The name of a new attempt, and the version since which it is to have what has changed of tables; None: all of
         it. `has_rows`: there are tables. REQUIRES: `is_ready`."""
@@ -61,8 +58,8 @@ class StoragePlace:
     """A `KeptPlace` with a thread of its own, which takes it, does what is to be done there, and says that the owner
     lives."""
 
-    def __init__(self, url: str, *, keep: int = ALL, full_every: int = 1, at_once: bool = True) -> None:
-        """`keep`, `full_every`: see OwnedPlace. `at_once`: it is taken now, and not when somebody asks for it."""
+    def __init__(self, url: str, *, keep: int = ALL, full_every: int = 1) -> None:
+        """`keep`, `full_every`: see OwnedPlace."""
         self.url = url
         self._keep = keep
         self._full_every = full_every
@@ -70,8 +67,7 @@ class StoragePlace:
         self._ownership: Ownership | None = None
         self._owned = self._submit(self._take)
         self._thread = threading.Thread(target=self._run, name="psstore-place", daemon=True)
-        if at_once:
-            self._thread.start()
+        self._thread.start()
 
     def start_at(self, version: int) -> None:
         """Once, by a store that begins at this version; blocks until the place is its own. Raises StorageError,
@@ -85,16 +81,10 @@ class StoragePlace:
 
     def is_ready(self) -> bool:
         """See KeptPlace."""
-        if self._thread.ident is None:
-            self._thread.start()
         if not self._owned.done():
             return False
         self._owned.result()
         return True
-
-    def again(self) -> StoragePlace:
-        """See KeptPlace."""
-        return StoragePlace(self.url, keep=self._keep, full_every=self._full_every, at_once=False)
 
     def begin(self, version: int, *, has_rows: bool) -> tuple[str, int | None]:
         """See KeptPlace."""
@@ -123,8 +113,7 @@ class StoragePlace:
     def close(self) -> None:
         """See KeptPlace. Waits a moment for storage."""
         self._work.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(timeout=2.0)
+        self._thread.join(timeout=2.0)
 
     # ---- how ----
 

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -47,7 +48,18 @@ from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
 from psstore.server.refusal_log import RefusalLog
 from psstore.server.restoring import restore
-from psstore.server.settings import CUT, IN_SYNC, LOST, OVER, READY, RESHARD, RETIRED, Follows, ShardSettings
+from psstore.server.settings import (
+    CUT,
+    IN_SYNC,
+    LOST,
+    OVER,
+    READY,
+    RESHARD,
+    RETIRED,
+    CheckpointSettings,
+    Follows,
+    ShardSettings,
+)
 from psstore.server.shard_saver import ShardSaver
 
 RETIRE_S = 1.0
@@ -331,9 +343,16 @@ def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None) -> Stora
     chosen = settings.checkpoint
     if keeper is None or chosen.url is None:
         return None
-    place = StoragePlace(chosen.url, keep=chosen.keep, full_every=chosen.full_every)
+    place = open_place(chosen, chosen.url)
     keeper.has_place(place)
     return place
+
+
+def open_place(chosen: CheckpointSettings, url: str) -> StoragePlace:
+    """Takes a place; how many checkpoints are kept is chosen for the store's own."""
+    if url != chosen.url:
+        return StoragePlace(url)
+    return StoragePlace(url, keep=chosen.keep, full_every=chosen.full_every)
 
 
 def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> CheckpointKeeper | None:
@@ -346,7 +365,7 @@ def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> Che
         signer=Signer(settings.signing_key),
         lineage=settings.lineage or settings.store,
         own=None,
-        open_place=StoragePlace,
+        open_place=partial(open_place, chosen),
         any_place=chosen.any_place,
     )
 
@@ -374,7 +393,7 @@ def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointK
             raise
         _log.warning("no checkpoint can be written for now: %s", error.message)
         if keeper is not None and place.has_failed:
-            keeper.has_place(place.again())
+            keeper.forget(place)
 
 
 def make_coordinator(settings: ShardSettings) -> Coordinator:
