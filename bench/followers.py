@@ -168,7 +168,10 @@ def _times(work: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def _process(work: Callable[..., None], *arguments: str) -> Iterator[Connection]:
-    """A process that works from when it is sent an offset in seconds until it is sent None, and answers how often."""
+    """A process that works from an offset in seconds, which it is sent, until it is sent None; it answers how often.
+
+    That is at least once, however late this machine lets it begin.
+    """
     ours, theirs = FRESH.Pipe()
     with child(work, theirs, *arguments):
         theirs.close()
@@ -217,8 +220,9 @@ def _work(link: Connection, once: Callable[[], object], *, pause_s: float) -> No
     once()
     link.send(None)
     while True:
-        due, times = time.perf_counter() + link.recv(), 0
-        while not link.poll(max(0.0, due - time.perf_counter())):
+        link.poll(link.recv())
+        due, times = time.perf_counter(), 0
+        while not times or not link.poll(max(0.0, due - time.perf_counter())):
             once()
             times += 1
             due = max(due + pause_s, time.perf_counter())
