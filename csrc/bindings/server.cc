@@ -234,6 +234,13 @@ void bind_server(py::module_& m) {
           },
           "arena"_a)
       .def(
+          "unshare",
+          [](PyServerProtocol& self, uint64_t address) {
+            std::erase_if(self.client().arenas,
+                          [=](const auto& arena) { return arena->address() == address; });
+          },
+          "address"_a)
+      .def(
           "allow",
           [](PyServerProtocol& self, const std::vector<uint8_t>& ops) {
             self.protocol().allow(ops);
@@ -292,6 +299,12 @@ void bind_server(py::module_& m) {
           [](DataService& self, uint64_t connection) { self.replication().forget(connection); },
           "connection"_a)
       .def("followers", &followers_of)
+      .def(
+          "sees",
+          [](DataService& self, uint64_t connection, uint64_t client, uint64_t address) {
+            self.replication().sees(connection, client, address);
+          },
+          "connection"_a, py::kw_only(), "client"_a, "address"_a)
       .def("take_ready", [](DataService& self) { return self.replication().take_ready(); })
       .def_property_readonly("is_followed",
                              [](DataService& self) { return self.replication().is_followed(); })

@@ -137,6 +137,7 @@ void bind_shm(py::module_& m) {
            [](const PushArena& self) {
              return py::make_tuple(self.file().get(), self.control_file().get());
            })
+      .def_static("view", &PushArena::view, py::arg("file"), py::kw_only(), py::arg("address"))
       .def_property_readonly("nbytes", &PushArena::num_bytes)
       .def("seal", &PushArena::seal);
 

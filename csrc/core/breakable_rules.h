@@ -20,6 +20,7 @@ namespace psstore {
   X(REPLIES_WAIT_FOR_STANDBYS, "nobody is told what the shard's standbys do not have")        \
   X(LEASES_HAVE_AN_END, "nobody is told anything once the shard's standby may lead by vote")  \
   X(WRITES_ARE_RECORDED, "standbys are sent what clients write")                              \
+  X(WHAT_IS_LENT_IS_KEPT, "what standbys see of a client's memory it is not to write to")     \
   X(SCALES_ARE_RECORDED, "standbys are sent the scales of decisions")                         \
   X(WHAT_IS_STAGED_IS_FILLED_IN, "a new standby is sent the contributions that wait")         \
   X(WINDOWS_ARE_FILLED_IN, "a new standby knows which writes were applied")                   \

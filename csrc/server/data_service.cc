@@ -54,10 +54,7 @@ bool says_changes(ReadReply& reply) {
 void add_head(const Frame& frame, FrameParts parts, Replies& replies) {
   parts.op = reply_to(frame.header.op);
   parts.request = frame.header.request;
-  check_parts(parts);
-  std::string head(parts.encoded_bytes(), '\0');
-  encode_frame(parts, reinterpret_cast<std::byte*>(head.data()));
-  replies.add(head);
+  replies.add(head_of(parts));
 }
 
 }  // namespace
@@ -309,6 +306,8 @@ void DataService::throw_late(const PendingRead& read) const {
 
 void DataService::forget(uint64_t connection) {
   replication_.disconnected(connection);
+  replication_.client_gone(connection);
+  if (leader_ != nullptr && leader_->connection == connection) leader_.reset();
   const auto found = clients_.find(connection);
   if (found == clients_.end()) return;
   found->second->leases.clear();

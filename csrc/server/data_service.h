@@ -118,6 +118,8 @@ class DataService {
   // and those that are repeated on a standby without policy.
   static bool replays(Op op);
   BufferRef memory_for(uint64_t payload_bytes) { return shard_.allocate(payload_bytes); }
+  // This shard is a standby of the one at the other end of that connection.
+  void leads(const std::shared_ptr<ConnectedClient>& leader) { leader_ = leader; }
   // Does on a standby what its shard has done. Throws what the shard throws: then the two differ.
   void replay(const Frame& frame, Replies& replies);
 
@@ -161,7 +163,10 @@ class DataService {
   // A device is at work on replies.
   bool is_filling() const { return !filling_.empty(); }
   // Replies for connections other than the one that was served, in the order of their numbers.
-  std::map<uint64_t, Replies> take_deliveries() { return std::exchange(deliveries_, {}); }
+  std::map<uint64_t, Replies> take_deliveries() {
+    tell_released();
+    return std::exchange(deliveries_, {});
+  }
   std::vector<Failure> take_failures() { return std::exchange(failures_, {}); }
   bool has_failures() const { return !failures_.empty(); }
 
@@ -201,6 +206,8 @@ class DataService {
   void fill_slots(uint64_t connection, std::span<const SlotCopy> copies);
   void fill_staged(uint64_t connection, std::span<const SlotCopy> copies);
   void take_fill(const Frame& frame);
+  // What this standby has let go of, of its clients' memory.
+  void tell_released();
   // That the change was made here, too.
   static void acknowledge(const Frame& frame, Replies& replies);
   void wait(PendingRead read, const Wanted& wanted, double now_s);
@@ -235,6 +242,7 @@ class DataService {
   std::map<uint64_t, Replies> deliveries_;  // by connection
   std::vector<Failure> failures_;
   Replication replication_;
+  std::shared_ptr<ConnectedClient> leader_;  // null: this leads, or follows nobody yet
 };
 
 }  // namespace psstore

@@ -7,6 +7,7 @@
 #include "core/breakable_rules.h"
 #include "core/crc32c.h"
 #include "server/replies.h"
+#include "shm/push_arena.h"
 
 namespace psstore {
 
@@ -54,16 +55,34 @@ bool Replication::is_filling() const {
 
 // ---- records ----------------------------------------------------------------------------------------
 
-void Replication::record(FrameParts parts, const Piece& payload) {
-  ++last_;
-  parts.request = last_;
+void Replication::record(const FrameParts& parts, const Piece& payload,
+                         const std::optional<Lying>& lying) {
+  FrameParts numbered = parts;
+  numbered.request = ++last_;
   const std::vector<Piece> pieces =
       payload.num_bytes > 0 ? std::vector<Piece>{payload} : std::vector<Piece>{};
   for (auto& [connection, follower] : followers_) {
-    const uint64_t num_bytes = send(connection, follower, parts, pieces);
+    const bool is_lent = lying && lend(connection, follower, numbered, payload, *lying);
+    const uint64_t num_bytes =
+        is_lent ? payload.num_bytes : send(connection, follower, numbered, pieces);
     if (!follower.counts) follower.behind_bytes += num_bytes;
   }
   if (is_filling()) release();
+}
+
+bool Replication::lend(uint64_t connection, Follower& follower, FrameParts parts,
+                       const Piece& payload, const Lying& lying) {
+  const auto seen = follower.sees.find(lying.client);
+  if (seen == follower.sees.end() || follower.out == nullptr) return false;
+  const std::vector<SliceEntry> table = laid_out(parts.table, seen->second + lying.offset);
+  parts.table = table;
+  parts.shared = true;
+  parts.payload_bytes = payload.num_bytes;
+  if (holds(BreakableRule::kWHAT_IS_LENT_IS_KEPT)) {
+    follower.lent[parts.request] = {lying.client, payload.buffer};
+  }
+  send(connection, follower, parts, {});
+  return true;
 }
 
 void Replication::record_to(uint64_t connection, FrameParts parts,
@@ -81,14 +100,30 @@ uint64_t Replication::send(uint64_t connection, const Follower& follower, FrameP
     parts.payload_bytes += piece.num_bytes;
     if (follower.wants_checksum) crc = crc32c({piece.buffer->data(), piece.num_bytes}, crc);
   }
-  if (follower.wants_checksum && parts.payload_bytes > 0) parts.payload_crc = crc;
-  check_parts(parts);
-  std::string head(parts.encoded_bytes(), '\0');
-  encode_frame(parts, reinterpret_cast<std::byte*>(head.data()));
+  if (follower.wants_checksum && !parts.shared && parts.payload_bytes > 0) parts.payload_crc = crc;
+  const std::string head = head_of(parts);
   follower.out->add(head);
   for (const Piece& piece : payload) follower.out->add(piece);
   ready_.insert(connection);
   return head.size() + parts.payload_bytes;
+}
+
+// ---- memory that clients share ----------------------------------------------------------------------
+
+void Replication::sees(uint64_t connection, uint64_t client, uint64_t address) {
+  followers_.at(connection).sees[client] = address;
+}
+
+void Replication::client_gone(uint64_t client) {
+  for (auto& [_, follower] : followers_) {
+    follower.sees.erase(client);
+    std::erase_if(follower.lent, [=](const auto& entry) { return entry.second.client == client; });
+  }
+}
+
+void Replication::let_go(uint64_t connection, uint64_t number) {
+  const auto found = followers_.find(connection);
+  if (found != followers_.end()) found->second.lent.erase(number);
 }
 
 // ---- the lease --------------------------------------------------------------------------------------

@@ -15,6 +15,11 @@
 // end: the lease. A beat is a record, and its time is noted; who has answered it will not lead before the lease is over
 // that began then. Later nobody is told anything, be it as old as it may: somebody else may know better by now.
 //
+// What a client of this host has pushed through shared memory (shm/push_arena.h) is not sent to a follower that sees
+// that memory: a record says where it lies, and the follower stages it there. It is lent until the follower says that it
+// has let go of it, or nobody may ask it any more who it is: it is forgotten, or the client is gone, and writes nothing there.
+// A follower whose connection is lost may come to lead with what was lent to it.
+//
 // One thread at a time, as the connections of a shard are served.
 #pragma once
 
@@ -22,6 +27,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -35,8 +41,18 @@ class Replies;
 // Of records that may wait behind what fills a follower, however little that is.
 inline constexpr uint64_t kMinBehindBytes = 64u << 20;
 
+// Of a record's payload: the client that has pushed it through shared memory, and where it begins there.
+struct Lying {
+  uint64_t client;  // its connection
+  uint64_t offset;
+};
+
 class Replication {
  public:
+  struct Lent {
+    uint64_t client;
+    BufferRef range;
+  };
   struct Follower {
     Replies* out = nullptr;  // null: its connection is gone, and it may lead already, if it counts
     bool wants_checksum = false;
@@ -45,6 +61,9 @@ class Replication {
     double answered_s = 0;       // when the newest beat was made that it has acknowledged
     uint64_t filling_bytes = 0;  // of what it is filled with,
     uint64_t behind_bytes = 0;   // and of the records behind that
+    std::map<uint64_t, uint64_t> sees =
+        {};  // clients whose memory it has mapped, and from which address on
+    std::map<uint64_t, Lent> lent = {};  // by record
   };
 
   // ---- followers, by their connections
@@ -65,10 +84,21 @@ class Replication {
   bool is_followed() const { return !followers_.empty(); }
   // Whether some follower is sent records, and replies don't wait for it yet.
   bool is_filling() const;
-  // Sends a change to all. `parts` without a request; its payload is `payload`, none if that is empty.
-  void record(FrameParts parts, const Piece& payload = {});
+  // Sends a change to all. `parts` without a request; its payload is `payload`, none if that is empty, and may be
+  // `lying` in memory that a client shares.
+  void record(const FrameParts& parts, const Piece& payload = {},
+              const std::optional<Lying>& lying = std::nullopt);
   // Sends one follower a part of what the shard was when it began to follow.
   void record_to(uint64_t connection, FrameParts parts, const std::vector<Piece>& payload = {});
+
+  // ---- memory that clients share
+
+  // The follower has mapped the memory that the client pushes through, from that address on. REQUIRES: it follows.
+  void sees(uint64_t connection, uint64_t client, uint64_t address);
+  // The client's connection is gone.
+  void client_gone(uint64_t client);
+  // The follower has let go of what lies where that record says.
+  void let_go(uint64_t connection, uint64_t number);
 
   // ---- the lease
 
@@ -100,6 +130,9 @@ class Replication {
     double made_s;
   };
 
+  // Whether the follower sees where the payload lies: then it is sent the rest, and lent that.
+  bool lend(uint64_t connection, Follower& follower, FrameParts parts, const Piece& payload,
+            const Lying& lying);
   // Returns how many bytes they are.
   uint64_t send(uint64_t connection, const Follower& follower, FrameParts parts,
                 const std::vector<Piece>& payload);

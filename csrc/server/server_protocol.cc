@@ -48,6 +48,7 @@ void ServerProtocol::follow() {
 void ServerProtocol::lead() {
   client_->leads = true;
   open({}, /*wants_checksum=*/false);
+  service_.leads(client_);
 }
 
 void ServerProtocol::again(std::shared_ptr<Frame> frame) {
@@ -97,8 +98,14 @@ void ServerProtocol::attach_payload(Frame& frame) const {
 bool ServerProtocol::take_record(const std::shared_ptr<Frame>& frame) {
   const Header& header = frame->header;
   if (client_->follows) {
-    if (!DataService::acknowledges(header.op)) return false;
-    service_.replication().acknowledged(client_->connection, header.request);
+    Replication& replication = service_.replication();
+    if (header.op == Op::kRELEASE) {
+      replication.let_go(client_->connection, header.request);
+    } else if (DataService::acknowledges(header.op)) {
+      replication.acknowledged(client_->connection, header.request);
+    } else {
+      return false;
+    }
     return true;
   }
   if (!DataService::replays(header.op)) return false;

@@ -39,6 +39,17 @@ std::span<const std::byte> body_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
+// None: it came over the stream.
+std::optional<Lying> lying(const ConnectedClient& client, const Piece& payload) {
+  if (!payload.buffer) return std::nullopt;
+  for (const auto& arena : client.arenas) {
+    if (const auto offset = arena->offset_of(*payload.buffer)) {
+      return Lying{client.connection, *offset};
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 // ---- what standbys are sent -------------------------------------------------------------------------
@@ -67,13 +78,9 @@ void DataService::record_write(const ConnectedClient& client, const Frame& frame
   const auto has_rows = [](const SliceEntry& entry) { return is_rows_encoding(entry.dtype); };
   if (!holds(BreakableRule::kROWS_ARE_RECORDED) && std::ranges::any_of(entries, has_rows)) return;
   for (size_t i = 0; i < entries.size(); ++i) entries[i].status = outcome[i].status;
-  Piece payload{frame.payload, frame.payload ? header.payload_bytes : 0};
+  const Piece payload{frame.payload, frame.payload ? header.payload_bytes : 0};
   if (!frame.payload) {  // nobody wanted any of it
     for (SliceEntry& entry : entries) entry.num_bytes = 0;
-  } else if (header.is_shared() && replication_.is_filling()) {
-    // Its client is answered before this is sent, and writes there again.
-    payload.buffer = shard_.allocate(header.payload_bytes);
-    std::memcpy(payload.buffer->data(), frame.payload->data(), header.payload_bytes);
   }
   const bool is_push = header.op == Op::kPUSH;
   replication_.record({.op = header.op,
@@ -83,7 +90,7 @@ void DataService::record_write(const ConnectedClient& client, const Frame& frame
                        .sequence = header.sequence,
                        .table = entries,
                        .body = is_push ? std::span<const std::byte>() : body_of(client.writer)},
-                      payload);
+                      payload, lying(client, payload));
 }
 
 void DataService::record_bases(const ConnectedClient& client, std::span<const Key> based) {
@@ -199,6 +206,15 @@ bool DataService::acknowledges(Op op) {
 
 bool DataService::replays(Op op) {
   return is_write(op) || op == Op::kFILL || op == Op::kPULL || op == Op::kSCALE;
+}
+
+void DataService::tell_released() {
+  if (leader_ == nullptr) return;
+  for (const auto& arena : leader_->arenas) {
+    for (const uint64_t number : arena->take_released()) {
+      deliveries_[leader_->connection].add(head_of({.op = Op::kRELEASE, .request = number}));
+    }
+  }
 }
 
 void DataService::replay(const Frame& frame, Replies& replies) {

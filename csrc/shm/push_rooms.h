@@ -10,24 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
-#include "core/types.h"
 #include "shm/memory_file.h"
 #include "shm/push_arena.h"
 
 namespace psstore {
-
-// The entries of a payload that begins there, its slices one after the other.
-inline std::vector<SliceEntry> laid_out(std::span<const SliceEntry> entries, uint64_t offset) {
-  std::vector<SliceEntry> made(entries.begin(), entries.end());
-  for (SliceEntry& entry : made) {
-    entry.offset = offset;
-    offset += entry.num_bytes;
-  }
-  return made;
-}
 
 class PushRooms {
  public:

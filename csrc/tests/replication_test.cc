@@ -3,8 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <string>
+#include <vector>
+
 #include "request_support.h"
 #include "server/server_protocol.h"
+#include "shm/push_arena.h"
 
 namespace psstore::testing {
 namespace {
@@ -72,6 +77,91 @@ TEST_F(ReplicationTest, WhoWaitsForAStandbyThatIsFarBehindGoesOnOnceItIsGone) {
   replication_.disconnected(kStandby);
   EXPECT_TRUE(replies_go());
   EXPECT_EQ(replication_.take_ready().count(kStandby + 1), 1);
+}
+
+// Of what a client pushes through memory that it shares with the shard.
+class LendingTest : public ReplicationTest {
+ protected:
+  static constexpr uint64_t kClient = 7;
+  static constexpr uint64_t kAddress = uint64_t{1} << 36;
+
+  void sees() { replication_.sees(kStandby, kClient, kAddress); }
+  // Record n, which is what the client pushes into block n.
+  void push(uint64_t number) {
+    std::vector<SliceEntry> entries{{.key = 1, .num_bytes = kPushBlockBytes}};
+    const BufferRef payload =
+        memory_->range_of(laid_out(entries, number * kPushBlockBytes), number);
+    replication_.record({.op = Op::kPUSH, .table = entries}, {payload, kPushBlockBytes},
+                        Lying{kClient, *memory_->offset_of(*payload)});
+  }
+  // Records whose ranges nobody needs any more.
+  std::vector<uint64_t> released() { return memory_->take_released(); }
+
+  const std::shared_ptr<PushArena> arena_ = PushArena::create(8 * kPushBlockBytes);
+  const std::shared_ptr<PushArena> memory_ = PushArena::view(arena_->file().get(), 0);
+};
+
+using Numbers = std::vector<uint64_t>;
+
+TEST_F(LendingTest, AStandbyThatSeesItIsToldWhereItLies) {
+  sees();
+  push(1);
+  const std::string sent = std::get<std::string>(standby_.take().front());
+  const Header header = parse_header(std::as_bytes(std::span(sent)));
+  EXPECT_TRUE(header.is_shared());
+  EXPECT_EQ(header.payload_bytes, kPushBlockBytes);
+  EXPECT_EQ(header.request, 1);
+  SliceEntry entry;
+  std::memcpy(&entry, sent.data() + kHeaderBytes, sizeof entry);
+  EXPECT_EQ(entry.offset, kAddress + kPushBlockBytes);
+}
+
+TEST_F(LendingTest, AnotherOneIsSentIt) {
+  push(1);
+  EXPECT_GT(standby_.num_bytes(), kPushBlockBytes);
+  EXPECT_EQ(released(), Numbers{});
+  standby_.clear();
+  EXPECT_EQ(released(), Numbers{1});
+}
+
+TEST_F(LendingTest, ItIsLentUntilTheStandbyLetsGoOfIt) {
+  sees();
+  replication_.count(kStandby);
+  for (const uint64_t number : {1, 2}) push(number);
+  replication_.acknowledged(kStandby, 2);
+  EXPECT_EQ(released(), Numbers{});
+  replication_.let_go(kStandby, 2);
+  EXPECT_EQ(released(), Numbers{2});
+  replication_.let_go(kStandby, 1);
+  EXPECT_EQ(released(), Numbers{1});
+}
+
+TEST_F(LendingTest, WhatAStandbyMayLeadWithStaysAsItIsAlthoughItsConnectionIsLost) {
+  sees();
+  replication_.count(kStandby);
+  push(1);
+  replication_.disconnected(kStandby);
+  EXPECT_EQ(released(), Numbers{});
+  push(2);
+  EXPECT_EQ(released(), Numbers{2}) << "nobody is sent it";
+  replication_.forget(kStandby);
+  EXPECT_EQ(released(), Numbers{1});
+}
+
+TEST_F(LendingTest, AStandbyThatWillNotLeadNeedsNothingOnceItsConnectionIsLost) {
+  sees();
+  push(1);
+  replication_.disconnected(kStandby);
+  EXPECT_EQ(released(), Numbers{1});
+}
+
+TEST_F(LendingTest, NothingIsLentOfAClientThatIsGone) {
+  sees();
+  push(1);
+  replication_.client_gone(kClient);
+  EXPECT_EQ(released(), Numbers{1}) << "it writes there no more";
+  push(2);
+  EXPECT_GT(standby_.num_bytes(), kPushBlockBytes);
 }
 
 TEST(ReplicationOverAConnectionTest, AStandbyIsHeardHoweverMuchItIsOwed) {

@@ -64,4 +64,11 @@ void encode_frame(const FrameParts& parts, std::byte* out) {
   append(out, std::as_bytes(std::span(&fields_crc, 1)));
 }
 
+std::string head_of(const FrameParts& parts) {
+  check_parts(parts);
+  std::string bytes(parts.encoded_bytes(), '\0');
+  encode_frame(parts, reinterpret_cast<std::byte*>(bytes.data()));
+  return bytes;
+}
+
 }  // namespace psstore

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "wire/header.h"
 
@@ -37,5 +38,7 @@ void check_parts(const FrameParts& parts);
 
 // Writes parts.encoded_bytes() bytes to `out`. REQUIRES: check_parts passed.
 void encode_frame(const FrameParts& parts, std::byte* out);
+// The same, checked, in bytes of their own.
+std::string head_of(const FrameParts& parts);
 
 }  // namespace psstore

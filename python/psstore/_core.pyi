@@ -203,7 +203,9 @@ class ServerProtocol(FrameDecoder):
     def attach(self, rank: int, incarnation: int) -> None:
         """The client is that worker, too; older lives of the rank may not push any more, over any connection."""
     def share(self, arena: PushArena) -> None:
-        """The client pushes through that memory."""
+        """The client pushes through that memory. Of a standby's shard: a client of it does."""
+    def unshare(self, address: int) -> None:
+        """Nothing more will lie in the view that begins there."""
     def allow(self, ops: Sequence[int]) -> None:
         """Of requests for data the client may make these only. As long as nobody says so: all."""
     def follow(self) -> None:
@@ -257,6 +259,8 @@ class DataService:
         """That standby is done without."""
     def followers(self) -> list[tuple[int, bool, int]]:
         """(connection, whether it counts, the last record that it has) of each standby."""
+    def sees(self, connection: int, *, client: int, address: int) -> None:
+        """That standby has a view, which begins at `address`, of what the client at that connection pushes through."""
     def take_ready(self) -> set[int]:
         """Connections that have more to send than they had by themselves: standbys, and those whose replies waited for
         standbys and may go."""
@@ -969,6 +973,10 @@ class PushArena:
         """The files that the client maps: for its values, and for what the shard says of them."""
     def seal(self) -> None:
         """The client has mapped them: it can't change anything else about them from now on."""
+    @staticmethod
+    def view(file: int, *, address: int) -> PushArena:
+        """A standby's view of one of its shard's, whose offsets begin at `address`; `file`, the first of `filenos`, may
+        be closed afterwards. It has no files. Raises OSError, ValueError."""
     @property
     def nbytes(self) -> int: ...
 

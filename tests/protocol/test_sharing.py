@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ class OpenHanded:
     """Gives each connection its arena as soon as it asks."""
 
     def __init__(self) -> None:
+        self.on_shared: Callable[[Connection, _core.PushArena], None] = lambda connection, arena: None
         self.values = _core.ValueArena()
         self.latest: _core.PushArena
 
@@ -30,6 +32,11 @@ class OpenHanded:
         self.latest = _core.PushArena(1 << 20)
         connection.protocol.share(self.latest)
         return m.Shared()
+
+    def lend(
+        self, standby: Connection, *, client: Connection, arena: _core.PushArena, mapped: Callable[[], None]
+    ) -> m.Shared:
+        raise AssertionError("nobody follows")
 
     def withdraw(self, connection: Connection) -> None:
         pass

@@ -18,6 +18,7 @@ from .plan import (
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
+    sharing_plan_of,
     standby_plan_of,
     voting_plan_of,
     with_rows,
@@ -28,6 +29,7 @@ KINDS = {
     "--reshards": (resharding_plan_of, "the store goes on with other numbers of shards"),
     "--elastic": (elastic_plan_of, "workers come and go"),
     "--standbys": (standby_plan_of, "every shard has a standby, and some die"),
+    "--shared": (sharing_plan_of, "likewise, and clients push through shared memory, which standbys see"),
     "--refusals": (refusing_plan_of, "clients add to what has no value yet"),
     "--norms": (guarded_plan_of, "contributions are astray, and refused by their norm"),
     "--followers": (

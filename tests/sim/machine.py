@@ -15,6 +15,7 @@ from psstore.protocol.session import Session, is_final
 from psstore.protocol.states import LinkState
 from psstore.wire.messages import Role
 
+from .memory import SHARED_FROM_BYTES
 from .network import Connection, Network
 from .server import Server
 from .world import Action, Future, Task
@@ -169,6 +170,7 @@ class Machine:
         self.frames_to_live: int | None = None
         """Dies when it has sent so many frames more."""
         self.heartbeats: SessionLink | None = None
+        self._memory = servers[0].memory
         self.identity = ClientIdentity(
             client=f"{self.world.rng.getrandbits(128):032x}", role=role, credentials=Credentials(token=token)
         )
@@ -204,6 +206,8 @@ class Machine:
             channel=channel,
             is_watched=self.has_two_hosts and identity.role == "worker" and shard == channel == 0,
             keepalive=Keepalive(interval_s=LOOK_S),
+            borrow=None if self._memory is None else self._memory.borrow,
+            shared_from_bytes=SHARED_FROM_BYTES,
         )
 
     # ---- the driver ----

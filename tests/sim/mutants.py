@@ -638,6 +638,14 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
 """As above, and shown where shards have standbys, of which some die."""
 
 
+# ---- memory that clients share, and standbys see ----
+
+SHARING_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "clients write to what standbys have not let go of": ("async", broken_in_core("WHAT_IS_LENT_IS_KEPT")),
+}
+"""As above, and shown where standbys see what clients push through shared memory."""
+
+
 # ---- plain writes that are refused ----
 
 REFUSAL_MUTANTS: dict[str, tuple[str, Mutant]] = {

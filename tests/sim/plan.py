@@ -128,6 +128,8 @@ class Plan:
     """Readers that go from version to version by what has changed."""
     num_forerunners: int = 0
     """Clients that add to what has no value yet, and are refused."""
+    shares_memory: bool = False
+    """All processes run on one host, and clients push through shared memory, where standbys see it."""
     refuse_norm: float | None = None
     """Some contributions are astray, and refused if their norm is more than so many times the usual."""
     compensates: bool = True
@@ -275,6 +277,11 @@ def standby_plan_of(seed: int, mode: str | None = None) -> Plan:
         for _ in range(rng.choice((1, 2, 4, 8)))
     )
     return replace(plan, shard_deaths=deaths)
+
+
+def sharing_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which every shard has a standby that sees what clients push through shared memory."""
+    return replace(standby_plan_of(seed, mode), shares_memory=True)
 
 
 def refusing_plan_of(seed: int, mode: str | None = None) -> Plan:

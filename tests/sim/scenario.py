@@ -32,6 +32,7 @@ from .elections import LEASE_S, Elections
 from .follower import Follower
 from .history import History
 from .machine import Machine
+from .memory import HostMemory
 from .network import Network
 from .plan import Plan
 from .resharder import Resharder
@@ -78,6 +79,7 @@ class Scenario:
             lambda decision: {one.name: self.history.last_assigned(one.name, decision) for one in rows.specs(plan)}
         )
         self.num_shards = plan.num_shards
+        self.memory = HostMemory() if plan.shares_memory else None
         self._never_waits = plan.mode == "async"
         self._begin(None)
         self.readers: list[SomeReader | Assigner] = []
@@ -130,6 +132,7 @@ class Scenario:
             lazy=self.plan.lazy_shards,
             notes_rows=self.plan.full_every > 1,
             lease_s=LEASE_S if self.plan.silences else math.inf,
+            memory=self.memory,
         )
         if cut is not None:
             service = server.service

@@ -19,6 +19,7 @@ from psstore.protocol.signing import Signer
 from psstore.wire.messages import DecisionFact, Fact, Signed
 
 from .archive import Archive, SimulatedPlace, SimulatedSaver
+from .memory import HostMemory
 from .network import Connection, Network
 from .world import Action, World
 
@@ -107,7 +108,10 @@ class Server:
         lazy: bool,
         notes_rows: bool,
         lease_s: float = math.inf,
+        memory: HostMemory | None = None,
     ) -> None:
+        self.memory = memory
+        self._lender = None if memory is None else memory.lender()
         self.signer = signer
         self._credentials = Credentials(token=next((token for _, token in identity.tokens.grants), None))
         self._place = place
@@ -122,6 +126,7 @@ class Server:
             keeper=keeper,
             make_nonce=lambda: world.rng.randbytes(32),
             lease_s=lease_s,
+            lender=self._lender,
         )
         self.service.standbys.on_dropped = self._drop
         self.stands_still_until = 0.0
@@ -154,7 +159,13 @@ class Server:
         end = leader.accept()
         self.follows_as = f"{self.world.rng.getrandbits(128):032x}"
         client = ClientIdentity(client=self.follows_as, role="standby", credentials=self._credentials)
-        protocol, hello = self.service.follow(0, client=client, address="sim://leader", place=place)
+        protocol, hello = self.service.follow(
+            0,
+            client=client,
+            address="sim://leader",
+            place=place,
+            see=None if self.memory is None else self.memory.see,
+        )
         self.leader = LeaderEnd(self, protocol)
         self.leader.connection = end.connection = Connection(network, client=self.leader, server=end)
         self.leader.connection.to_server.write([hello])
@@ -176,6 +187,8 @@ class Server:
     def kill(self) -> None:
         """kill -9: what clients were sent and have not got may be lost."""
         self.dead = True
+        if self.memory is not None and self._lender is not None:
+            self.memory.ended(self._lender)
         if self._place is not None:
             self._place.is_gone = True
         if self.leader is not None:
@@ -321,10 +334,22 @@ class LeaderEnd:
                     self.connection.to_server.write(replies)
                 if frame is None and not replies:
                     break
+            if server.memory is not None:
+                self._let_go()
             server.arm()
         except PsstoreError as error:
             server.world.say(f"a standby of shard {server.service.identity.shard} fails: {error}")
             server.kill()
+
+    def _let_go(self) -> None:
+        """Tells the shard of what clients pushed, and is needed here no more."""
+        if self._server.world.rng.random() < 0.5:
+            self._server.service.settle()
+        delivered, failed = self._server.service.data.wake(self._server.world.now)
+        assert not failed, "nobody asks a standby for data"
+        for conn, pieces in delivered:
+            assert conn == 0, "nobody asks a standby for data"
+            self.connection.to_server.write(pieces)
 
     def lost(self) -> None:
         server = self._server

@@ -26,6 +26,7 @@ from tests.sim.plan import (
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
+    sharing_plan_of,
     standby_plan_of,
     voting_plan_of,
     with_rows,
@@ -38,6 +39,7 @@ NUM_FALLING_SEEDS = 50
 NUM_ELASTIC_SEEDS = 25
 NUM_RESHARDING_SEEDS = 25
 NUM_STANDBY_SEEDS = 25
+NUM_SHARING_SEEDS = 25
 NUM_VOTING_SEEDS = 25
 NUM_REFUSING_SEEDS = 75
 NUM_GUARDED_SEEDS = 25
@@ -126,6 +128,12 @@ def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
             check(plan, scenario.run())
         num_promotions += scenario.standbys.num_promotions
     assert num_promotions > BATCH, "hardly a standby led"
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SHARING_SEEDS, BATCH))
+def test_promises_hold_where_standbys_see_what_clients_push_for_seeds_from(first: int) -> None:
+    for _ in histories(batch(sharing_plan_of, first), "--shared "):
+        pass
 
 
 @pytest.mark.parametrize("first", range(0, NUM_REFUSING_SEEDS, BATCH))

@@ -44,6 +44,12 @@ def borrow_pushes(offer: Shared, blocks: _core.BorrowedDevice) -> _core.DevicePu
     return _visited(offer, unpack)
 
 
+def see_pushes(offer: Shared, address: int) -> _core.PushArena | None:
+    """A view of what a client of a standby's shard pushes through, that begins at `address`; None if it is on another
+    machine, or can't be mapped. Blocks as `borrow` does."""
+    return _visited(offer, lambda _, files: _core.PushArena.view(files[0], address=address) if files else None)
+
+
 def _map_files(_: bytes, files: Sequence[int]) -> _core.ClientMemory | None:
     if len(files) != 3:
         return None

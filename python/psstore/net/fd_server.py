@@ -3,8 +3,8 @@
      client                             shard
        │ ticket                           │   one packet each (SOCK_SEQPACKET)
        ├─────────────────────────────────►│
-       │ (values, pushes, control)        │   three open files; of a device: `Parcel` and the control file
-       │◄─────────────────────────────────┤
+       │ (values, pushes, control)        │   three open files; of a device: `Parcel` and the control file;
+       │◄─────────────────────────────────┤   for a standby: the pushes of a client
        │ MAPPED                           │
        ├─────────────────────────────────►│   seals the pushes: nobody can punch holes into them any more
        │ SEALED                           │
@@ -23,7 +23,7 @@ import logging
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from psstore import _core
@@ -54,9 +54,19 @@ _log = logging.getLogger("psstore.server")
 class Wrapped(NamedTuple):
     """What a visitor gets."""
 
-    arena: _core.PushArena
     greeting: bytes
     files: Sequence[int]
+    mapped: Callable[[], None]
+    """Called when it has mapped them."""
+
+
+class Offer(NamedTuple):
+    """What a ticket is good for."""
+
+    visitor: Connection
+    owner: Connection
+    """Whose memory it is."""
+    wrap: Callable[[], Wrapped]
 
 
 class FdServer(ABC):
@@ -65,19 +75,21 @@ class FdServer(ABC):
 
     def __init__(self, *, for_all_users: bool = False) -> None:
         """`for_all_users`: of this machine, if they have a ticket; else for this process's own, and root."""
+        self.on_shared: Callable[[Connection, _core.PushArena], None] = lambda connection, arena: None
         self._for_all_users = for_all_users
         self._loop: asyncio.AbstractEventLoop
-        self._offers: dict[bytes, tuple[Connection, Share]] = {}
+        self._offers: dict[bytes, Offer] = {}
         self._visits: set[asyncio.Task[None]] = set()
         self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
         """The visits of those that have not shown a ticket, oldest first."""
-        self._name = f"psstore-{secrets.token_hex(16)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._socket.bind(b"\0" + self._name.encode())
-        self._socket.listen(MAX_VISITORS)
+        self.name = f"psstore-{secrets.token_hex(16)}"
+        self._socket: socket.socket
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._socket.bind(b"\0" + self.name.encode())
+        self._socket.listen(MAX_VISITORS)
         loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
@@ -87,19 +99,35 @@ class FdServer(ABC):
             visit.cancel()
 
     @abstractmethod
-    def wrap(self, asked: Share) -> Wrapped:
-        """A new push arena, and what leads to it and to the values."""
+    def wrap(self, connection: Connection, asked: Share) -> Wrapped:
+        """A new push arena of that connection, and what leads to it and to the values."""
 
     def offer(self, connection: Connection, asked: Share) -> Shared:
         self.withdraw(connection)
-        ticket = secrets.token_bytes(TICKET_BYTES)
-        self._offers[ticket] = connection, asked
-        return Shared(address=self._name, ticket=ticket)
+        return self._ticket(Offer(connection, connection, lambda: self.wrap(connection, asked)))
+
+    def lend(
+        self, standby: Connection, *, client: Connection, arena: _core.PushArena, mapped: Callable[[], None]
+    ) -> Shared:
+        return self._ticket(Offer(standby, client, lambda: Wrapped(b"F", arena.filenos()[:1], mapped)))
 
     def withdraw(self, connection: Connection) -> None:
-        self._offers = {ticket: offer for ticket, offer in self._offers.items() if offer[0] is not connection}
+        self._offers = {
+            ticket: offer
+            for ticket, offer in self._offers.items()
+            if connection is not offer.visitor and connection is not offer.owner
+        }
+
+    def take(self, ticket: bytes) -> Offer | None:
+        """What it is good for, once."""
+        return self._offers.pop(ticket, None)
 
     # ---- how ----
+
+    def _ticket(self, offer: Offer) -> Shared:
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._offers[ticket] = offer
+        return Shared(address=self.name, ticket=ticket)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it is gone already, or there are too many open files
@@ -142,17 +170,21 @@ class FdServer(ABC):
             _log.warning("a client gets no shared memory, and stays with its stream: %s", error)
 
     async def _hand_over(self, visitor: socket.socket) -> None:
-        offer = self._offers.pop(await self._loop.sock_recv(visitor, TICKET_BYTES), None)
+        offer = self.take(await self._loop.sock_recv(visitor, TICKET_BYTES))
         if offer is None:
             return
         self._strangers.pop(visitor, None)
-        connection, asked = offer
-        wrapped = self.wrap(asked)
+        wrapped = offer.wrap()
         socket.send_fds(visitor, [wrapped.greeting], wrapped.files)
         if await self._loop.sock_recv(visitor, 1) == MAPPED:
-            wrapped.arena.seal()
-            connection.protocol.share(wrapped.arena)
+            wrapped.mapped()
             visitor.send(SEALED)
+
+
+def share(connection: Connection, arena: _core.PushArena) -> None:
+    """The connection's client has mapped it: nobody can punch holes into it any more."""
+    arena.seal()
+    connection.protocol.share(arena)
 
 
 class MemoryServer(FdServer):
@@ -165,9 +197,14 @@ class MemoryServer(FdServer):
         self.values = values
         self._push_bytes = push_bytes
 
-    def wrap(self, asked: Share) -> Wrapped:
+    def wrap(self, connection: Connection, asked: Share) -> Wrapped:
         arena = _core.PushArena(self._push_bytes)
-        return Wrapped(arena, b"F", [self.values.fileno(), *arena.filenos()])
+
+        def mapped() -> None:
+            share(connection, arena)
+            self.on_shared(connection, arena)
+
+        return Wrapped(b"F", [self.values.fileno(), *arena.filenos()], mapped)
 
 
 class DeviceMemoryServer(FdServer):
@@ -182,7 +219,7 @@ class DeviceMemoryServer(FdServer):
     def offer(self, connection: Connection, asked: Share) -> Shared:
         return super().offer(connection, asked) if asked.push_bytes > 0 else Shared(device=self._device)
 
-    def wrap(self, asked: Share) -> Wrapped:
+    def wrap(self, connection: Connection, asked: Share) -> Wrapped:
         arena, address = self._shard.make_push_arena(min(asked.push_bytes, PUSH_ARENA_BYTES))
         block = next(b for b in self._shard.shared_blocks(0) if b.address <= address < b.address + b.nbytes)
         parcel = Parcel(
@@ -190,4 +227,4 @@ class DeviceMemoryServer(FdServer):
             num_bytes=arena.nbytes,
             block=described(block),
         )
-        return Wrapped(arena, encode_body(parcel), arena.filenos()[1:])
+        return Wrapped(encode_body(parcel), arena.filenos()[1:], lambda: share(connection, arena))

@@ -30,6 +30,7 @@ from psstore.errors import (
 from psstore.net import loops
 from psstore.net.certificates import Certificates
 from psstore.net.credentials import is_trusted, peer_user
+from psstore.net.fd_client import see_pushes
 from psstore.net.limits import EVENTS_PER_TURN, LINGER_S, ServerLimits
 from psstore.net.listener import Listener
 from psstore.net.server_connection import ServerConnection
@@ -132,7 +133,7 @@ class Server:
     ) -> None:
         """Becomes a standby of the shard at the other end of a connected socket. `place`: where this one listens, if
         not where its shard does. `tls`: None: bytes go as they are."""
-        protocol, hello = self._service.follow(LEADER, client=client, address=address, place=place)
+        protocol, hello = self._service.follow(LEADER, client=client, address=address, place=place, see=see_pushes)
         tune(sock)
         self.poller.add(LEADER, socket=sock.detach(), protocol=protocol, tls=tls)
         self.poller.send(LEADER, [hello])
@@ -413,6 +414,8 @@ class Server:
         if data.is_filling:
             self._carry_out(self._service.woken(self.now()))
             settled = settled and not data.is_filling
+        if self._service.standby is not None:
+            self.poller.deliver()  # its shard hears what it has let go of
         if not settled:
             self._settle_soon()
         elif self._busy_poll_s and not self._is_serving:

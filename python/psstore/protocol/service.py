@@ -40,7 +40,7 @@ from psstore.protocol.replies import Reply
 from psstore.protocol.roles import ALLOWED_OPS, NO_TOKENS, Access, Tokens, check_may, check_may_be
 from psstore.protocol.saving import Keeper, Saver
 from psstore.protocol.shard_facts import ShardFacts
-from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
+from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard, See
 from psstore.protocol.signing import Signer
 from psstore.protocol.standby import Standby
 from psstore.protocol.standby_list import StandbyList
@@ -139,7 +139,7 @@ class ShardService:
         """(connection, request) of an unanswered control request -> op of its reply."""
         self._due: tuple[float | None] | None = None
         """When time alone brings something to the coordinator; None: it has to be asked anew. Data goes past it."""
-        self.standbys = StandbyList(self.facts, coordinator, lease_s=lease_s)
+        self.standbys = StandbyList(self.facts, coordinator, lease_s=lease_s, lender=lender)
         """Who follows this shard."""
         self.standby: Standby | None = None
         """What this process is as long as it does not lead."""
@@ -184,11 +184,12 @@ class ShardService:
         return OwnShard(self.shard, protocol)
 
     def follow(
-        self, conn: int, *, client: ClientIdentity, address: str, place: str = ""
+        self, conn: int, *, client: ClientIdentity, address: str, place: str = "", see: See | None = None
     ) -> tuple[_core.ServerProtocol, bytes]:
         """Makes this a standby of the shard at the other end of that connection, with what to send there first. From
         now on `frame` of that connection raises PsstoreError if it can't follow, and on others only operators are
-        heard. `place`: where this one listens, if not where its shard does. REQUIRES: nothing has happened here yet."""
+        heard. `place`: where this one listens, if not where its shard does. `see`: None: it sees no memory of clients.
+        REQUIRES: nothing has happened here yet."""
         self._followed = conn
         protocol = self.data.connect(conn, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
         self.standby = Standby(
@@ -202,6 +203,7 @@ class ShardService:
             nonce=self._make_nonce(),
             protocol=protocol,
             place=place,
+            see=see,
         )
         return protocol, self.standby.hello()
 

@@ -64,6 +64,7 @@ class Session:
     welcome: m.Welcome | None = None
     borrow: Borrow | None = None
     """How to get at the memory that the shard offers; None: everything goes over the stream."""
+    shared_from_bytes: int = SHARED_FROM_BYTES
     device: bytes = b""
     """The device that the shard of this connection offers to share; empty: none."""
     own_shard: OwnShard | None = None
@@ -344,7 +345,7 @@ class Session:
             assert self.borrow is not None, "nothing was asked for"
             memory = self.borrow(shared)
             if memory is not None:
-                self.core.share(memory, SHARED_FROM_BYTES)
+                self.core.share(memory, self.shared_from_bytes)
 
     def _read_shared(self, frame: _core.Frame) -> Lease | None:
         """Copies an answer's values from where they lie, and lets the shard have that memory again; or leaves both to

@@ -42,14 +42,28 @@ Borrow = Callable[[Shared], _core.ClientMemory | None]
 """Gets a client the files that a shard offers. None: they are out of reach, which is no error."""
 
 
+See = Callable[[Shared, int], _core.PushArena | None]
+"""Gets a standby a view of what a client of its shard pushes through, that begins at an address. None: it is out of
+reach, which is no error."""
+
+
 class Lender(Protocol):
     """Hands a shard's files to clients."""
+
+    on_shared: Callable[[Connection, _core.PushArena], None]
+    """Called when a client pushes through that main memory from now on."""
 
     def offer(self, connection: Connection, asked: Share) -> Shared:
         """Makes a push arena for the connection, and a ticket: a client that comes with it gets the files."""
 
+    def lend(
+        self, standby: Connection, *, client: Connection, arena: _core.PushArena, mapped: Callable[[], None]
+    ) -> Shared:
+        """Makes a ticket for a standby, which gets the memory that the client pushes through. `mapped`: called when it
+        has it."""
+
     def withdraw(self, connection: Connection) -> None:
-        """Ends the offers to a connection that is gone."""
+        """Ends the offers to a connection that is gone, and of what is its."""
 
 
 class Borrower(ABC):

@@ -24,6 +24,7 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.coordinator_feed import feed
 from psstore.protocol.handshake import ClientIdentity, Handshake
 from psstore.protocol.shard_facts import ShardFacts
+from psstore.protocol.sharing import See
 from psstore.protocol.signing import Signer
 from psstore.protocol.states import STANDBY, StandbyEvent, StandbyState
 from psstore.wire import messages as m
@@ -54,9 +55,11 @@ class Standby:
         nonce: bytes,
         protocol: _core.ServerProtocol,
         place: str = "",
+        see: See | None = None,
     ) -> None:
         """`store`, `shard`: what is at the address. `protocol`: of the connection to it. `nonce`: fresh random
-        bytes. `place`: where this one listens, if it has a place of its own."""
+        bytes. `place`: where this one listens, if it has a place of its own. `see`: None: it sees no memory of
+        clients."""
         self.is_cut = False
         """The connection to its shard is lost."""
         self.on_in_sync: Callable[[], None] = lambda: None
@@ -81,6 +84,7 @@ class Standby:
         self._signer = signer
         self._protocol = protocol
         self._place = place
+        self._see = see
         self._handshake = Handshake(identity, nonce=nonce, address=address)
 
     @property
@@ -202,6 +206,12 @@ class Standby:
                 self._facts.words.know({record.client: record.leads})
             case r.StillLeads():
                 pass
+            case r.MemoryShown():
+                arena = None if self._see is None else self._see(record.offer, record.address)
+                if arena is not None:
+                    self._protocol.share(arena)
+            case r.MemoryGone():
+                self._protocol.unshare(record.address)
             case r.StoreEnds():
                 self.on_over()
             case r.InSync():

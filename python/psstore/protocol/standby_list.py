@@ -12,14 +12,17 @@ that process.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from psstore import _core
 from psstore.protocol import state_copy
 from psstore.protocol.connection import Connection
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.shard_facts import ShardFacts
+from psstore.protocol.sharing import Lender
 from psstore.wire import records as r
 
 PATIENCE_S = 10.0
@@ -31,6 +34,9 @@ BEATS_IN_LEASE = 4
 
 LOOK_S = 1.0
 """Between two looks whether standbys answer."""
+
+ADDRESSES = 1 << 36
+"""How far apart what clients push through begins for standbys: more than one of them has."""
 
 ASK_AGAIN_S = 0.01
 """How long after it could not be filled a standby is looked at again: a slot waits for what workers are sending."""
@@ -52,13 +58,33 @@ class _Following:
     is_gone: bool = False
     """Its connection is."""
 
+    @property
+    def may_see(self) -> bool:
+        """Whether it is sent what changes, and is on this host: it has no place of its own."""
+        return self.is_sent and not self.is_gone and not self.place
+
+
+@dataclass(frozen=True)
+class _Memory:
+    client: Connection
+    arena: _core.PushArena
+    address: int
+    """Where it begins, for standbys."""
+
 
 class StandbyList:
     """By connection. Single-threaded, as its service."""
 
-    def __init__(self, facts: ShardFacts, coordinator: Coordinator | None, *, lease_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        facts: ShardFacts,
+        coordinator: Coordinator | None,
+        *,
+        lease_s: float = math.inf,
+        lender: Lender | None = None,
+    ) -> None:
         """`lease_s`: for so long after a beat that it has answered a standby does nothing to lead by vote; inf: it
-        leads by the word of who watches both."""
+        leads by the word of who watches both. `lender`: of what clients share with the shard."""
         self.epoch = 0
         """How many leaders the shard has had, this one not counted."""
         self.on_in_sync: Callable[[str], None] = lambda client: None
@@ -77,6 +103,12 @@ class StandbyList:
         self._look_s = min(LOOK_S, lease_s / BEATS_IN_LEASE)
         facts.data.set_lease(lease_s)
         self._of: dict[int, _Following] = {}
+        self._lender = lender
+        self._memory: dict[int, _Memory] = {}
+        """What clients push through, by their connections."""
+        self._addresses = itertools.count(ADDRESSES, ADDRESSES)
+        if lender is not None:
+            lender.on_shared = self.shared
 
     @property
     def clients(self) -> list[str]:
@@ -135,8 +167,19 @@ class StandbyList:
         self._facts.data.record_to(conn, r.encode_record(r.InSync(lease_s)))
         self.on_in_sync(one.client)
 
+    def shared(self, client: Connection, arena: _core.PushArena) -> None:
+        """Shows standbys what a client pushes through."""
+        memory = self._memory[client.id] = _Memory(client, arena, next(self._addresses))
+        for conn, one in self._of.items():
+            self._show(conn, one, memory)
+
     def went(self, conn: int) -> None:
-        """Notes that a connection is gone, if a standby had it."""
+        """Notes that a connection is gone, if a standby had it, or a client that shares memory."""
+        memory = self._memory.pop(conn, None)
+        if memory is not None:
+            for other, standby in self._of.items():
+                if standby.may_see:
+                    self._facts.data.record_to(other, r.encode_record(r.MemoryGone(memory.address)))
         one = self._of.get(conn)
         if one is None:
             return
@@ -175,6 +218,18 @@ class StandbyList:
         del self._of[conn]
         self._facts.data.forget_follower(conn)
 
+    def _show(self, conn: int, one: _Following, memory: _Memory) -> None:
+        if not one.may_see:
+            return
+        assert self._lender is not None, "it has made this memory"
+
+        def mapped() -> None:
+            if self._of.get(conn) is one and one.may_see and memory.client.id in self._memory:
+                self._facts.data.sees(conn, client=memory.client.id, address=memory.address)
+
+        offer = self._lender.lend(one.connection, client=memory.client, arena=memory.arena, mapped=mapped)
+        self._facts.data.record_to(conn, r.encode_record(r.MemoryShown(memory.address, offer)))
+
     def _look_at(self, one: _Following, has: int, last: int, now: float) -> None:
         if has == last or has != one.had or one.waited_since is None:
             one.had, one.waited_since = has, None if has == last else now
@@ -199,5 +254,7 @@ class StandbyList:
         coordinator = b"" if self._coordinator is None else state_copy.dump(self._coordinator)
         for record in self._facts.as_it_is(epoch=self.epoch, coordinator=coordinator):
             data.record_to(conn, r.encode_record(record))
+        for memory in self._memory.values():
+            self._show(conn, one, memory)
         data.fill(conn)
         data.record_to(conn, r.encode_record(r.FillEnds()))

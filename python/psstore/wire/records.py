@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from psstore.errors import BadBody
 from psstore.types import Tensor
-from psstore.wire.messages import AppliedFact, Signed
+from psstore.wire.messages import AppliedFact, Shared, Signed
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -117,6 +117,23 @@ class TimePassed(Record, frozen=True):
     now: float
 
 
+# ---- memory that clients share ----
+
+
+class MemoryShown(Record, frozen=True):
+    """What a client of the shard pushes through it may see, too: from then on records may say where payloads lie."""
+
+    address: int
+    """Where it begins, as tables with SHARED have it."""
+    offer: Shared
+
+
+class MemoryGone(Record, frozen=True):
+    """No later record says that its payload lies there."""
+
+    address: int
+
+
 # ---- a new standby ----
 
 
@@ -180,6 +197,8 @@ AnyRecord = (
     | ClientAsked
     | ShardSaid
     | TimePassed
+    | MemoryShown
+    | MemoryGone
     | FillBegins
     | WritesRefused
     | TensorsThere
