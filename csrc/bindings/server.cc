@@ -236,8 +236,9 @@ void bind_server(py::module_& m) {
       .def(
           "unshare",
           [](PyServerProtocol& self, uint64_t address) {
-            std::erase_if(self.client().arenas,
-                          [=](const auto& arena) { return arena->address() == address; });
+            for (const auto& arena : self.client().arenas) {
+              if (arena->address() == address) arena->close();
+            }
           },
           "address"_a)
       .def(

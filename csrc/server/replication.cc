@@ -79,7 +79,7 @@ bool Replication::lend(uint64_t connection, Follower& follower, FrameParts parts
   parts.shared = true;
   parts.payload_bytes = payload.num_bytes;
   if (holds(BreakableRule::kWHAT_IS_LENT_IS_KEPT)) {
-    follower.lent[parts.request] = {lying.client, payload.buffer};
+    follower.lent[parts.request] = payload.buffer;
   }
   send(connection, follower, parts, {});
   return true;
@@ -115,10 +115,7 @@ void Replication::sees(uint64_t connection, uint64_t client, uint64_t address) {
 }
 
 void Replication::client_gone(uint64_t client) {
-  for (auto& [_, follower] : followers_) {
-    follower.sees.erase(client);
-    std::erase_if(follower.lent, [=](const auto& entry) { return entry.second.client == client; });
-  }
+  for (auto& [_, follower] : followers_) follower.sees.erase(client);
 }
 
 void Replication::let_go(uint64_t connection, uint64_t number) {

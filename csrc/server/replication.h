@@ -15,10 +15,10 @@
 // end: the lease. A beat is a record, and its time is noted; who has answered it will not lead before the lease is over
 // that began then. Later nobody is told anything, be it as old as it may: somebody else may know better by now.
 //
-// What a client of this host has pushed through shared memory (shm/push_arena.h) is not sent to a follower that sees
-// that memory: a record says where it lies, and the follower stages it there. It is lent until the follower says that it
-// has let go of it, or nobody may ask it any more who it is: it is forgotten, or the client is gone, and writes nothing there.
-// A follower whose connection is lost may come to lead with what was lent to it.
+// What a client of this host pushes through shared memory (shm/push_arena.h) is not sent to a follower that sees that
+// memory: a record says where it lies, the follower stages it there, and says when it has let go of it. Until then it is
+// lent, and stays as it is: also where the client's connection is gone, of which it may not know, and where that of the
+// follower is, which may come to lead.
 //
 // One thread at a time, as the connections of a shard are served.
 #pragma once
@@ -49,10 +49,6 @@ struct Lying {
 
 class Replication {
  public:
-  struct Lent {
-    uint64_t client;
-    BufferRef range;
-  };
   struct Follower {
     Replies* out = nullptr;  // null: its connection is gone, and it may lead already, if it counts
     bool wants_checksum = false;
@@ -61,9 +57,8 @@ class Replication {
     double answered_s = 0;       // when the newest beat was made that it has acknowledged
     uint64_t filling_bytes = 0;  // of what it is filled with,
     uint64_t behind_bytes = 0;   // and of the records behind that
-    std::map<uint64_t, uint64_t> sees =
-        {};  // clients whose memory it has mapped, and from which address on
-    std::map<uint64_t, Lent> lent = {};  // by record
+    std::map<uint64_t, uint64_t> sees = {};   // where memory of clients begins for it, by client
+    std::map<uint64_t, BufferRef> lent = {};  // by record
   };
 
   // ---- followers, by their connections

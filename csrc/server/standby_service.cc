@@ -215,6 +215,7 @@ void DataService::tell_released() {
       deliveries_[leader_->connection].add(head_of({.op = Op::kRELEASE, .request = number}));
     }
   }
+  std::erase_if(leader_->arenas, [](const auto& arena) { return arena->is_over(); });
 }
 
 void DataService::replay(const Frame& frame, Replies& replies) {

@@ -94,6 +94,16 @@ std::vector<uint64_t> PushArena::take_released() {
   return taken;
 }
 
+void PushArena::close() {
+  const MutexLock lock(mutex_);
+  closed_ = true;
+}
+
+bool PushArena::is_over() {
+  const MutexLock lock(mutex_);
+  return closed_ && num_out_ == 0 && released_.empty();
+}
+
 // So that noting it takes no memory.
 void PushArena::expect_release() {
   const MutexLock lock(mutex_);

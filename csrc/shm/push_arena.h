@@ -83,6 +83,9 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   std::optional<uint64_t> offset_of(const Buffer& range) const;
   // The numbers of ranges of a view that are needed no more, each once.
   std::vector<uint64_t> take_released();
+  // Nothing more will lie in a view, which is over once all of that was told.
+  void close();
+  bool is_over();
 
  private:
   struct Range;
@@ -109,6 +112,7 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   Mutex mutex_;
   size_t num_out_ GUARDED_BY(mutex_) = 0;  // ranges of a view
   std::vector<uint64_t> released_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
   std::vector<bool> present_ GUARDED_BY(mutex_);  // blocks that were populated: their memory stays
 };
 

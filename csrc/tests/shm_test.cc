@@ -337,8 +337,12 @@ TEST(PushArena, AViewShowsTheSameToAStandbyWhichSaysWhatItNeedsNoMore) {
   EXPECT_TRUE(view->take_released().empty());
   other = {};
   EXPECT_EQ(view->take_released(), std::vector<uint64_t>{11});
+  view->close();
+  EXPECT_FALSE(view->is_over());
   one = {};
+  EXPECT_FALSE(view->is_over());
   EXPECT_EQ(view->take_released(), std::vector<uint64_t>{10});
+  EXPECT_TRUE(view->is_over());
   EXPECT_TRUE(refused([&] { (void)range_at(0 - kAddress, 12); })) << "the client's own offsets";
 }
 

@@ -47,7 +47,14 @@ def borrow_pushes(offer: Shared, blocks: _core.BorrowedDevice) -> _core.DevicePu
 def see_pushes(offer: Shared, address: int) -> _core.PushArena | None:
     """A view of what a client of a standby's shard pushes through, that begins at `address`; None if it is on another
     machine, or can't be mapped. Blocks as `borrow` does."""
-    return _visited(offer, lambda _, files: _core.PushArena.view(files[0], address=address) if files else None)
+    views: list[_core.PushArena] = []
+
+    def unpack(_: bytes, files: Sequence[int]) -> _core.PushArena | None:
+        views.extend(_core.PushArena.view(file, address=address) for file in files[:1])
+        return views[0] if views else None
+
+    _visited(offer, unpack)
+    return views[0] if views else None  # also if no more was heard: what was said may have been, and counts
 
 
 def _map_files(_: bytes, files: Sequence[int]) -> _core.ClientMemory | None:

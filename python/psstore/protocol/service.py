@@ -218,6 +218,7 @@ class ShardService:
         self.standbys.epoch = self.standby.epoch + 1
         self._clock_ahead_s = self.standby.clock_ahead_s
         self.standby = None
+        self.data.forget(self._followed)
         if self.coordinator is not None:
             self.coordinator.all_went(now + self._clock_ahead_s)
 
