@@ -8,15 +8,16 @@ from psstore.errors import RolledBack
 from tests.chaos.work import Work
 
 ELEMS = 20_000
+SHARED_ELEMS = 800_000
+"""With each of six shards there is a frame that is large enough."""
 NETWORK, LEDGER = 0, 1
 """Parameter groups."""
 
 
-def train(work: Work, *, overlap: str) -> None:
-    del overlap  # of what a backward pass has
-    work.store.create("network", np.ones(ELEMS, "f4"), rule="sgd", group=NETWORK)
+def train(work: Work, num_elems: int) -> None:
+    work.store.create("network", np.ones(num_elems, "f4"), rule="sgd", group=NETWORK)
     work.store.create("rounds", np.zeros(work.shape, "f4"), rule="sgd", group=LEDGER)
-    while not _is_done(work):
+    while not _is_done(work, num_elems):
         while True:  # as often as it goes back
             try:
                 work.store.reconnect()
@@ -25,13 +26,13 @@ def train(work: Work, *, overlap: str) -> None:
                 continue
 
 
-def _is_done(work: Work) -> bool:
+def _is_done(work: Work, num_elems: int) -> bool:
     """False: the store went back."""
     store = work.store
     try:
         while (step := store.round) <= work.num_steps:
             work.write(step)
-            draw = np.random.default_rng(1000 * step + work.rank).standard_normal(ELEMS, "f4")
+            draw = np.random.default_rng(1000 * step + work.rank).standard_normal(num_elems, "f4")
             store.push("network", draw - store.pull("network"))
             store.push("rounds", work.own(step, -work.shape[0]))
             store.commit({NETWORK: {"lr": 0.05, "momentum": 0.9}, LEDGER: {"lr": 1.0, "momentum": 0.0}})

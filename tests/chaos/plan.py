@@ -18,8 +18,9 @@ each shard: the store never goes back. disk: checkpoints go to a file system of 
 WITH_STANDBYS: tuple[Scene, ...] = ("standbys", "apart")
 ON_HOSTS: tuple[Scene, ...] = ("hosts", "apart")
 
-Loop = Literal["plain", "none", "backward"]
-"""plain: a store's calls, with numpy. none, backward: a session of torch, with that overlap."""
+Loop = Literal["plain", "shared", "none", "backward"]
+"""plain: a store's calls, with numpy. shared: likewise, and so much is pushed that it goes through shared memory. none,
+backward: a session of torch, with that overlap."""
 
 LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
 """As often as they come: a process that loads torch takes eight times as long as one that does not."""
@@ -96,7 +97,10 @@ def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> Ch
     num_shards, num_workers = rng.choice((1, 2, 3)), rng.choice((1, 2, 3))
     faults = [DRAWS[scene](rng, num_shards, num_workers) for _ in range(num_faults)]
     faults.sort(key=lambda one: one.step)
-    return ChaosPlan(seed, num_shards, num_workers, rng.choice(LOOPS), tuple(faults), scene)
+    loop = rng.choice(LOOPS)
+    if scene == "standbys" and loop == "plain" and rng.random() < 0.5:
+        loop = "shared"  # a standby sees what is pushed there
+    return ChaosPlan(seed, num_shards, num_workers, loop, tuple(faults), scene)
 
 
 def faults_of(plan: ChaosPlan) -> Iterator[Fault]:

@@ -72,11 +72,14 @@ def say(line: str) -> None:
 def main(loop: str, num_steps: int, pace_s: float, folder: Path) -> None:
     with psstore.connect(num_workers=None, connect_timeout_s=60.0) as store:
         work = Work(store, num_steps, pace_s, folder)
-        if loop == "plain":
-            from tests.chaos.plain_loop import train
+        if loop in ("plain", "shared"):
+            from tests.chaos import plain_loop
+
+            plain_loop.train(work, plain_loop.ELEMS if loop == "plain" else plain_loop.SHARED_ELEMS)
         else:
-            from tests.chaos.session_loop import train
-        train(work, overlap=loop)
+            from tests.chaos import session_loop
+
+            session_loop.train(work, overlap=loop)
 
 
 if __name__ == "__main__":

@@ -172,9 +172,7 @@ def test_what_workers_of_the_host_push_a_standby_sees_where_it_lies(served: Stor
         with connect(served, "shm", rank=0) as store:
             create(store)
             await_standbys(store)
-            assert eventually(lambda: mapped_pushes(looking) == [2] * 4), (
-                "two clients', by all"
-            )
+            assert eventually(lambda: mapped_pushes(looking) == [2] * 4), "two clients', by all"
             train(store, 3)
             os.kill(leader(store, 0), signal.SIGKILL)
             await_standbys(store)
