@@ -206,7 +206,7 @@ class Machine:
             channel=channel,
             is_watched=self.has_two_hosts and identity.role == "worker" and shard == channel == 0,
             keepalive=Keepalive(interval_s=LOOK_S),
-            borrow=None if self._memory is None else self._memory.borrow,
+            borrow=None if self._memory is None or identity.role == "heartbeat" else self._memory.borrow,
             shared_from_bytes=SHARED_FROM_BYTES,
         )
 
