@@ -678,6 +678,11 @@ std::optional<std::vector<SlotCopy>> Shard::copies() {
   return table_.copies();
 }
 
+void Shard::own_staged() {
+  const SharedLock lock(table_.decision_mutex);
+  table_.own_staged();
+}
+
 uint64_t Shard::take_copy(const SlotImage& image, std::optional<double> squares,
                           const BufferRef& payload, uint64_t offset) {
   const ExclusiveLock lock(table_.decision_mutex);

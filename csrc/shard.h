@@ -191,6 +191,8 @@ class Shard {
   bool is_settled();
   // All slots as they are and with what waits in them, for a standby; none if some are not settled.
   std::optional<std::vector<SlotCopy>> copies();
+  // From now on nothing that waits lies in memory that somebody shares, as far as there is memory for a copy.
+  void own_staged();
   // Gives a slot what its copy was, whose parts follow each other in `payload` from there on. Returns how many bytes they
   // are. Throws what DenseTable::load() throws, and Error(BAD_BODY) if the payload is too short.
   uint64_t take_copy(const SlotImage& image, std::optional<double> squares,

@@ -234,10 +234,16 @@ void bind_server(py::module_& m) {
           },
           "arena"_a)
       .def(
-          "unshare",
+          "see",
+          [](PyServerProtocol& self, std::shared_ptr<SeenMemory> memory) {
+            self.client().seen.push_back(std::move(memory));
+          },
+          "memory"_a)
+      .def(
+          "see_no_more",
           [](PyServerProtocol& self, uint64_t address) {
-            for (const auto& arena : self.client().arenas) {
-              if (arena->address() == address) arena->close();
+            for (const auto& memory : self.client().seen) {
+              if (memory->address() == address) memory->close();
             }
           },
           "address"_a)
@@ -302,10 +308,10 @@ void bind_server(py::module_& m) {
       .def("followers", &followers_of)
       .def(
           "sees",
-          [](DataService& self, uint64_t connection, uint64_t client, uint64_t address) {
-            self.replication().sees(connection, client, address);
+          [](DataService& self, uint64_t connection, uint64_t owner, uint64_t address) {
+            self.replication().sees(connection, owner, address);
           },
-          "connection"_a, py::kw_only(), "client"_a, "address"_a)
+          "connection"_a, py::kw_only(), "owner"_a, "address"_a)
       .def("take_ready", [](DataService& self) { return self.replication().take_ready(); })
       .def_property_readonly("is_followed",
                              [](DataService& self) { return self.replication().is_followed(); })

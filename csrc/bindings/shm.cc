@@ -13,6 +13,7 @@
 #include "shm/borrowed_device.h"
 #include "shm/client_memory.h"
 #include "shm/push_arena.h"
+#include "shm/seen_memory.h"
 #include "shm/value_arena.h"
 #include "shm/value_view.h"
 #include "wire/frame.h"
@@ -137,9 +138,11 @@ void bind_shm(py::module_& m) {
            [](const PushArena& self) {
              return py::make_tuple(self.file().get(), self.control_file().get());
            })
-      .def_static("view", &PushArena::view, py::arg("file"), py::kw_only(), py::arg("address"))
       .def_property_readonly("nbytes", &PushArena::num_bytes)
       .def("seal", &PushArena::seal);
+
+  py::classh<SeenMemory>(m, "SeenMemory", py::is_final())
+      .def(py::init(&SeenMemory::map), py::arg("file"), py::kw_only(), py::arg("address"));
 
   m.def("machine_memory_bytes", &machine_memory_bytes);
 

@@ -430,6 +430,7 @@ void bind_table(py::module_& m) {
       .def("load", &load, py::arg("key"), py::arg("version"), py::arg("num_steps"),
            py::arg("parts"), py::arg("num_rows") = 0)
       .def("is_settled", &Shard::is_settled, no_gil)
+      .def("own_staged", &Shard::own_staged, no_gil)
       .def("history", &history)
       .def("resume", &resume, py::arg("history"), py::arg("last"))
       .def("refusals", &refusals)

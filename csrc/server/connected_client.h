@@ -12,6 +12,7 @@
 
 #include "server/traffic.h"
 #include "shm/push_arena.h"
+#include "shm/seen_memory.h"
 #include "table/decision.h"
 #include "table/gather.h"
 
@@ -67,6 +68,8 @@ struct ConnectedClient {
   std::shared_ptr<Traffic> traffic = {};  // that worker's
   // The memory that it pushes through, once its client has it.
   std::vector<std::shared_ptr<PushArena>> arenas = {};
+  // Of a standby's shard: what the standby sees of what the shard reads from.
+  std::vector<std::shared_ptr<SeenMemory>> seen = {};
   // Its client is in this process: it knows where values lie, and has the device wait for them.
   bool is_own = false;
   bool follows = false;     // it is a standby of this shard

@@ -200,13 +200,15 @@ class DataService {
   void hear_scale(const ConnectedClient& client, const Carry& carry);
   void answer_write(const ConnectedClient& client, Frame& frame, Replies& replies);
   void record_write(const ConnectedClient& client, const Frame& frame, const SliceTable& outcome);
+  // Where a payload lies that a standby may see; none: nowhere.
+  std::optional<Lying> where(const ConnectedClient& client, const Piece& payload) const;
   void record_bases(const ConnectedClient& client, std::span<const Key> based);
   void record_scale(uint64_t number, std::optional<double> factor);
   void set_scale(uint64_t number, std::optional<double> factor);
   void fill_slots(uint64_t connection, std::span<const SlotCopy> copies);
   void fill_staged(uint64_t connection, std::span<const SlotCopy> copies);
   void take_fill(const Frame& frame);
-  // What this standby has let go of, of its clients' memory.
+  // What this standby has let go of, of the memory that it sees.
   void tell_released();
   // That the change was made here, too.
   static void acknowledge(const Frame& frame, Replies& replies);

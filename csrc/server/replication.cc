@@ -72,7 +72,7 @@ void Replication::record(const FrameParts& parts, const Piece& payload,
 
 bool Replication::lend(uint64_t connection, Follower& follower, FrameParts parts,
                        const Piece& payload, const Lying& lying) {
-  const auto seen = follower.sees.find(lying.client);
+  const auto seen = follower.sees.find(lying.owner);
   if (seen == follower.sees.end() || follower.out == nullptr) return false;
   const std::vector<SliceEntry> table = laid_out(parts.table, seen->second + lying.offset);
   parts.table = table;
@@ -108,10 +108,10 @@ uint64_t Replication::send(uint64_t connection, const Follower& follower, FrameP
   return head.size() + parts.payload_bytes;
 }
 
-// ---- memory that clients share ----------------------------------------------------------------------
+// ---- memory that followers see ----------------------------------------------------------------------
 
-void Replication::sees(uint64_t connection, uint64_t client, uint64_t address) {
-  followers_.at(connection).sees[client] = address;
+void Replication::sees(uint64_t connection, uint64_t owner, uint64_t address) {
+  followers_.at(connection).sees[owner] = address;
 }
 
 void Replication::client_gone(uint64_t client) {

@@ -15,10 +15,10 @@
 // end: the lease. A beat is a record, and its time is noted; who has answered it will not lead before the lease is over
 // that began then. Later nobody is told anything, be it as old as it may: somebody else may know better by now.
 //
-// What a client of this host pushes through shared memory (shm/push_arena.h) is not sent to a follower that sees that
-// memory: a record says where it lies, the follower stages it there, and says when it has let go of it. Until then it is
-// lent, and stays as it is: also where the client's connection is gone, of which it may not know, and where that of the
-// follower is, which may come to lead.
+// Large payloads are not sent to a follower of this host that sees the memory in which they lie (shm/seen_memory.h): that
+// of clients that push through it, or the shard's own. A record says where, the follower stages it there, and says when
+// it has let go of it. Until then it is lent, and stays as it is: also where a client's connection is gone, of which it may
+// not know, and where that of the follower is, which may come to lead.
 //
 // One thread at a time, as the connections of a shard are served.
 #pragma once
@@ -41,11 +41,13 @@ class Replies;
 // Of records that may wait behind what fills a follower, however little that is.
 inline constexpr uint64_t kMinBehindBytes = 64u << 20;
 
-// Of a record's payload: the client that has pushed it through shared memory, and where it begins there.
+// Whose memory a record's payload lies in, and where it begins there.
 struct Lying {
-  uint64_t client;  // its connection
+  uint64_t owner;  // a client's connection, or kOwnMemory
   uint64_t offset;
 };
+// No client's: where the shard keeps what it receives.
+inline constexpr uint64_t kOwnMemory = 0;
 
 class Replication {
  public:
@@ -57,7 +59,7 @@ class Replication {
     double answered_s = 0;       // when the newest beat was made that it has acknowledged
     uint64_t filling_bytes = 0;  // of what it is filled with,
     uint64_t behind_bytes = 0;   // and of the records behind that
-    std::map<uint64_t, uint64_t> sees = {};   // where memory of clients begins for it, by client
+    std::map<uint64_t, uint64_t> sees = {};   // where memory begins for it, by owner
     std::map<uint64_t, BufferRef> lent = {};  // by record
   };
 
@@ -86,10 +88,10 @@ class Replication {
   // Sends one follower a part of what the shard was when it began to follow.
   void record_to(uint64_t connection, FrameParts parts, const std::vector<Piece>& payload = {});
 
-  // ---- memory that clients share
+  // ---- memory that followers see
 
-  // The follower has mapped the memory that the client pushes through, from that address on. REQUIRES: it follows.
-  void sees(uint64_t connection, uint64_t client, uint64_t address);
+  // The follower has mapped that of the owner, from that address on. REQUIRES: it follows.
+  void sees(uint64_t connection, uint64_t owner, uint64_t address);
   // The client's connection is gone.
   void client_gone(uint64_t client);
   // The follower has let go of what lies where that record says.

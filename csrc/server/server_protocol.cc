@@ -85,14 +85,21 @@ void ServerProtocol::attach_payload(Frame& frame) const {
   if (!DataService::is_write(header.op)) {
     throw Error(ErrorCode::UNEXPECTED_MESSAGE, what + " of this connection can't have a payload");
   }
-  const auto entries = frame.table.entries();
-  const auto arena = std::ranges::find_if(
-      client_->arenas, [&](const auto& one) { return one->begins_here(entries); });
-  if (arena == client_->arenas.end()) {
-    throw Error(ErrorCode::UNEXPECTED_MESSAGE,
-                what + " lies in no memory that its connection shares");
+  const auto attach = [&](const auto& memory) {
+    const auto entries = frame.table.entries();
+    const auto found =
+        std::ranges::find_if(memory, [&](const auto& one) { return one->begins_here(entries); });
+    if (found == memory.end()) {
+      throw Error(ErrorCode::UNEXPECTED_MESSAGE,
+                  what + " lies in no memory that its connection shares");
+    }
+    frame.payload = (*found)->range_of(entries, header.request);
+  };
+  if (client_->leads) {
+    attach(client_->seen);
+  } else {
+    attach(client_->arenas);
   }
-  frame.payload = (*arena)->range_of(entries, header.request);
 }
 
 bool ServerProtocol::take_record(const std::shared_ptr<Frame>& frame) {

@@ -17,6 +17,9 @@ namespace {
 // Of slots, and of contributions, that are sent in one frame; one that is larger comes alone.
 constexpr uint64_t kFillBytes = 4u << 20;
 
+// A payload that came over a stream is shown to a standby from this size on: as for clients, protocol/sharing.py.
+constexpr uint64_t kSeenFromBytes = 512u << 10;
+
 // What the body of a FILL says of each slot, in the order of the payload.
 struct FilledSlot {
   SlotImage image;
@@ -37,17 +40,6 @@ constexpr uint64_t kBase = 1 << 10;
 
 std::span<const std::byte> body_of(std::string_view text) {
   return std::as_bytes(std::span(text));
-}
-
-// None: it came over the stream.
-std::optional<Lying> lying(const ConnectedClient& client, const Piece& payload) {
-  if (!payload.buffer) return std::nullopt;
-  for (const auto& arena : client.arenas) {
-    if (const auto offset = arena->offset_of(*payload.buffer)) {
-      return Lying{client.connection, *offset};
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -90,7 +82,19 @@ void DataService::record_write(const ConnectedClient& client, const Frame& frame
                        .sequence = header.sequence,
                        .table = entries,
                        .body = is_push ? std::span<const std::byte>() : body_of(client.writer)},
-                      payload, lying(client, payload));
+                      payload, where(client, payload));
+}
+
+std::optional<Lying> DataService::where(const ConnectedClient& client, const Piece& payload) const {
+  if (!payload.buffer) return std::nullopt;
+  for (const auto& arena : client.arenas) {
+    if (const auto offset = arena->offset_of(*payload.buffer)) {
+      return Lying{client.connection, *offset};
+    }
+  }
+  if (payload.num_bytes < kSeenFromBytes) return std::nullopt;
+  const auto offset = shard_.backend()->offset_of(payload.buffer->data());
+  return offset ? std::optional(Lying{kOwnMemory, *offset}) : std::nullopt;
 }
 
 void DataService::record_bases(const ConnectedClient& client, std::span<const Key> based) {
@@ -210,12 +214,12 @@ bool DataService::replays(Op op) {
 
 void DataService::tell_released() {
   if (leader_ == nullptr) return;
-  for (const auto& arena : leader_->arenas) {
-    for (const uint64_t number : arena->take_released()) {
+  for (const auto& memory : leader_->seen) {
+    for (const uint64_t number : memory->take_released()) {
       deliveries_[leader_->connection].add(head_of({.op = Op::kRELEASE, .request = number}));
     }
   }
-  std::erase_if(leader_->arenas, [](const auto& arena) { return arena->is_over(); });
+  std::erase_if(leader_->seen, [](const auto& memory) { return memory->is_over(); });
 }
 
 void DataService::replay(const Frame& frame, Replies& replies) {

@@ -28,10 +28,6 @@ std::shared_ptr<PushArena> PushArena::create_over(BufferRef memory, uint64_t add
       new PushArena(std::move(memory), address, std::move(reservation)));
 }
 
-std::shared_ptr<PushArena> PushArena::view(int file, uint64_t address) {
-  return std::shared_ptr<PushArena>(new PushArena(file, size_of_sealed(file), address));
-}
-
 PushArena::PushArena(size_t num_bytes)
     : num_bytes_(num_bytes),
       file_(make_memory_file("psstore-pushes", num_bytes)),
@@ -39,14 +35,7 @@ PushArena::PushArena(size_t num_bytes)
       data_(memory_->data()),
       control_file_(make_memory_file("psstore-control", control_bytes(num_bytes))),
       readonly_control_file_(reopen_readonly(control_file_)),
-      control_(std::in_place, control_file_.get(), control_bytes(num_bytes), Access::kWrite),
-      present_(num_bytes / kPushBlockBytes) {}
-
-PushArena::PushArena(int file, size_t num_bytes, uint64_t address)
-    : num_bytes_(num_bytes),
-      address_(address),
-      memory_(std::in_place, file, num_bytes, Access::kRead),
-      data_(memory_->data()),
+      control_(control_file_.get(), control_bytes(num_bytes), Access::kWrite),
       present_(num_bytes / kPushBlockBytes) {}
 
 PushArena::PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<const void> reservation)
@@ -57,7 +46,7 @@ PushArena::PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<cons
       data_(on_device_->data()),
       control_file_(make_memory_file("psstore-control", control_bytes(num_bytes_))),
       readonly_control_file_(reopen_readonly(control_file_)),
-      control_(std::in_place, control_file_.get(), control_bytes(num_bytes_), Access::kWrite),
+      control_(control_file_.get(), control_bytes(num_bytes_), Access::kWrite),
       present_(num_bytes_ / kPushBlockBytes, true) {}
 
 // What is more than numbers would have to be looked at, and could be changed afterwards.
@@ -78,36 +67,12 @@ BufferRef PushArena::range_of(std::span<const SliceEntry> entries, uint64_t numb
   if (end == begin) refuse("without bytes");
   const size_t first_block = begin / kPushBlockBytes;
   make_present(first_block, (end - 1) / kPushBlockBytes + 1 - first_block);
-  if (!control_) expect_release();
   return BufferRef::adopt(new Range(data_ + begin, end - begin, number), shared_from_this());
 }
 
 std::optional<uint64_t> PushArena::offset_of(const Buffer& range) const {
   const auto offset = static_cast<uint64_t>(range.data() - data_);
   return offset < num_bytes_ ? std::optional(offset) : std::nullopt;
-}
-
-std::vector<uint64_t> PushArena::take_released() {
-  const MutexLock lock(mutex_);
-  std::vector<uint64_t> taken = released_;
-  released_.clear();
-  return taken;
-}
-
-void PushArena::close() {
-  const MutexLock lock(mutex_);
-  closed_ = true;
-}
-
-bool PushArena::is_over() {
-  const MutexLock lock(mutex_);
-  return closed_ && num_out_ == 0 && released_.empty();
-}
-
-// So that noting it takes no memory.
-void PushArena::expect_release() {
-  const MutexLock lock(mutex_);
-  released_.reserve(released_.size() + ++num_out_);
 }
 
 void PushArena::make_present(size_t first_block, size_t num_blocks) {
@@ -123,16 +88,10 @@ void PushArena::make_present(size_t first_block, size_t num_blocks) {
 
 void PushArena::release(Buffer* buffer) noexcept {
   auto* const range = static_cast<Range*>(buffer);
-  if (control_) {
-    auto* const entry =
-        reinterpret_cast<uint64_t*>(control_->data()) + *offset_of(*range) / kPushBlockBytes;
-    // Release: whatever was read of the range was read before.
-    std::atomic_ref<uint64_t>(*entry).store(range->number, std::memory_order_release);
-  } else {
-    const MutexLock lock(mutex_);
-    released_.push_back(range->number);
-    --num_out_;
-  }
+  const auto block = *offset_of(*range) / kPushBlockBytes;
+  auto* const entry = reinterpret_cast<uint64_t*>(control_.data()) + block;
+  // Release: whatever was read of the range was read before.
+  std::atomic_ref<uint64_t>(*entry).store(range->number, std::memory_order_release);
   delete range;
 }
 

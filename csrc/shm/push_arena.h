@@ -7,8 +7,8 @@
 //   control   a file the other way round: for each block the number of the last frame that began there and
 //             that the shard needs no more. That is how a client learns that blocks are free again.
 //
-// A standby of this host maps the arenas of its shard's clients, too, for reading: what they push it stages where it
-// lies. The shard needs a range until its standby has let go of it (server/replication.h).
+// A standby of this host maps the file, too (shm/seen_memory.h), and then the shard needs a range until its standby has let
+// go of it.
 //
 // A client that writes to what it has pushed changes its own gradients, in time or half way, and nothing
 // else: bytes that are more than numbers must not be read from here (see range_of). What lies on a device
@@ -55,16 +55,12 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   // nor a seal. `reservation` goes with it.
   static std::shared_ptr<PushArena> create_over(BufferRef memory, uint64_t address,
                                                 std::shared_ptr<const void> reservation = nullptr);
-  // A standby's view of its shard's, that begins at `address`; the file may be closed afterwards. Whose ranges
-  // are needed no more it says by take_released(). Throws std::system_error, std::invalid_argument.
-  static std::shared_ptr<PushArena> view(int file, uint64_t address);
   PushArena(const PushArena&) = delete;
   PushArena& operator=(const PushArena&) = delete;
 
   // What the client maps: the first for writing, the second for reading.
   const Descriptor& file() const { return file_; }
   size_t num_bytes() const { return num_bytes_; }
-  uint64_t address() const { return address_; }
   const Descriptor& control_file() const { return readonly_control_file_; }
   // The client has mapped it: from now on nobody can punch holes into the file that the shard reads.
   void seal() {
@@ -81,25 +77,18 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   BufferRef range_of(std::span<const SliceEntry> entries, uint64_t number);
   // Where a range of it begins, from its start on; nullopt: those bytes lie elsewhere.
   std::optional<uint64_t> offset_of(const Buffer& range) const;
-  // The numbers of ranges of a view that are needed no more, each once.
-  std::vector<uint64_t> take_released();
-  // Nothing more will lie in a view, which is over once all of that was told.
-  void close();
-  bool is_over();
 
  private:
   struct Range;
 
   explicit PushArena(size_t num_bytes);
-  PushArena(int file, size_t num_bytes, uint64_t address);
   PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<const void> reservation);
   bool may_hold(DType dtype) const;
-  void expect_release();
   void make_present(size_t first_block, size_t num_blocks);
   void release(Buffer* buffer) noexcept override;
 
   const size_t num_bytes_;
-  const Descriptor file_;  // none: on a device, or a view
+  const Descriptor file_;  // none: on a device
   const std::shared_ptr<const void> reservation_;
   const BufferRef on_device_;
   const uint64_t address_ = 0;           // what offsets begin with
@@ -107,12 +96,9 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   std::byte* const data_;
   const Descriptor control_file_;
   const Descriptor readonly_control_file_;
-  const std::optional<Mapping> control_;  // none: a view
+  const Mapping control_;
 
   Mutex mutex_;
-  size_t num_out_ GUARDED_BY(mutex_) = 0;  // ranges of a view
-  std::vector<uint64_t> released_ GUARDED_BY(mutex_);
-  bool closed_ GUARDED_BY(mutex_) = false;
   std::vector<bool> present_ GUARDED_BY(mutex_);  // blocks that were populated: their memory stays
 };
 

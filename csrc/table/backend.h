@@ -55,6 +55,8 @@ class Backend {
   virtual BufferRef allocate_payload(size_t num_bytes) = 0;
   // A received payload as the work below reads it: itself, or a copy that is on its way.
   virtual BufferRef bring(const BufferRef& payload) = 0;
+  // Whether that payload is its own, and not memory that somebody shares.
+  virtual bool owns(const BufferRef& payload) const = 0;
   // A range of what bring() returned as the memory of a slot from now on; empty: it is to be copied.
   virtual BufferRef keep(const BufferRef& payload, size_t offset, size_t num_bytes) = 0;
 

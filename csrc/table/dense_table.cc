@@ -1,6 +1,7 @@
 #include "table/dense_table.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -446,6 +447,25 @@ std::optional<std::vector<SlotCopy>> DenseTable::copies() {
     for (const auto& [_, slot] : stripe.slots) slot.copy_to(copies, version(), *backend_);
   }
   return copies;
+}
+
+void DenseTable::own_staged() try {
+  for (Stripe& stripe : stripes_) {
+    const MutexLock lock(stripe.mutex);
+    for (auto& [_, slot] : stripe.slots) {
+      for (StagedContribution one : std::vector(slot.staging().all())) {
+        PayloadSlice& slice = one.slice;
+        if (!slice.payload || backend_->owns(slice.payload)) continue;
+        const BufferRef copy = backend_->allocate_payload(slice.num_bytes);
+        std::memcpy(copy->data(), slice.data(), slice.num_bytes);
+        slice.payload = copy;
+        slice.offset = 0;
+        slot.staging().put(std::move(one));
+      }
+    }
+  }
+} catch (const Error&) {
+  // There is no memory: the others stay where they lie.
 }
 
 bool DenseTable::is_settled() {

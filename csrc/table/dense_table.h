@@ -164,6 +164,8 @@ class DenseTable {
 
   // All slots as they are, in no order. None: some wait for what the last decision left open.
   std::optional<std::vector<SlotCopy>> copies() REQUIRES(decision_mutex);
+  // Copies contributions that wait in memory that somebody shares, as far as there is memory.
+  void own_staged();
   // Settles what can; whether that is all.
   bool is_settled() REQUIRES(decision_mutex);
   // As load(), of a copy; `squares` is computed for the last decision.

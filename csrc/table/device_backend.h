@@ -76,6 +76,7 @@ class DeviceBackend final : public Backend {
   BufferRef allocate_reserved(size_t num_bytes, uint64_t&) override { return allocate(num_bytes); }
   BufferRef allocate_payload(size_t num_bytes) override;
   BufferRef bring(const BufferRef& payload) override;
+  bool owns(const BufferRef&) const override { return true; }  // it has no standby
   BufferRef keep(const BufferRef&, size_t, size_t) override { return {}; }
   void reserve(uint64_t num_bytes) override { slots_.take(num_bytes); }
   void unreserve(uint64_t num_bytes) override { slots_.give_back(num_bytes); }

@@ -33,6 +33,7 @@ class HostBackend final : public Backend {
   BufferRef allocate_reserved(size_t num_bytes, uint64_t& reserved_bytes) override;
   BufferRef allocate_payload(size_t num_bytes) override { return take(*pool_, num_bytes, 0); }
   BufferRef bring(const BufferRef& payload) override { return payload; }
+  bool owns(const BufferRef& payload) const override { return pool_->owns(*payload); }
   BufferRef keep(const BufferRef& payload, size_t offset, size_t num_bytes) override;
 
   // Without a budget what the system can't give is told when it is asked for.

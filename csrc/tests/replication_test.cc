@@ -10,6 +10,8 @@
 #include "request_support.h"
 #include "server/server_protocol.h"
 #include "shm/push_arena.h"
+#include "shm/seen_memory.h"
+#include "shm/value_arena.h"
 
 namespace psstore::testing {
 namespace {
@@ -92,13 +94,13 @@ class LendingTest : public ReplicationTest {
     const BufferRef payload =
         memory_->range_of(laid_out(entries, number * kPushBlockBytes), number);
     replication_.record({.op = Op::kPUSH, .table = entries}, {payload, kPushBlockBytes},
-                        Lying{kClient, *memory_->offset_of(*payload)});
+                        Lying{kClient, number * kPushBlockBytes});
   }
   // Records whose ranges nobody needs any more.
   std::vector<uint64_t> released() { return memory_->take_released(); }
 
   const std::shared_ptr<PushArena> arena_ = PushArena::create(8 * kPushBlockBytes);
-  const std::shared_ptr<PushArena> memory_ = PushArena::view(arena_->file().get(), 0);
+  const std::shared_ptr<SeenMemory> memory_ = SeenMemory::map(arena_->file().get(), 0);
 };
 
 using Numbers = std::vector<uint64_t>;
@@ -181,6 +183,35 @@ TEST(ReplicationOverAConnectionTest, AStandbyIsHeardHoweverMuchItIsOwed) {
   receive(decoder, answer, answer.size(),
           [&] { EXPECT_EQ(protocol.next_frame(0.0), nullptr) << "it is for nobody else"; });
   EXPECT_EQ(replication.followers().at(kStandby).has, 1);
+}
+
+TEST(ReplicationOverAConnectionTest, WhatComesOverAStreamAStandbySeesWhereTheShardKeepsIt) {
+  constexpr uint64_t kAddress = uint64_t{1} << 63;
+  const Key key = make_key(1, 0);
+  const auto arena = std::make_shared<ValueArena>(16u << 20);
+  Shard shard({.arena = arena});
+  shard.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{key, 200'000}}});
+  DataService service(shard);
+  FrameDecoder from_standby, from_client;
+  ServerProtocol standby(from_standby, service, kStandby);
+  standby.open("standby", /*wants_checksum=*/false);
+  standby.follow();
+  service.replication().sees(kStandby, kOwnMemory, kAddress);
+  ServerProtocol client(from_client, service, kStandby + 1);
+  client.open("client", /*wants_checksum=*/false);
+  const Bytes write = wire(
+      {.op = Op::kASSIGN, .slices = {{key, Floats(200'000, 3.0f)}}, .request = 1, .sequence = 1});
+  receive(from_client, write, write.size(), [&] { (void)client.next_frame(0.0); });
+  const std::string sent = std::get<std::string>(standby.replies().take().front());
+  EXPECT_TRUE(parse_header(std::as_bytes(std::span(sent))).is_shared());
+  SliceEntry entry;
+  std::memcpy(&entry, sent.data() + kHeaderBytes, sizeof entry);
+
+  const auto seen = SeenMemory::map(arena->readonly_file().get(), kAddress);
+  const BufferRef payload = seen->range_of({&entry, 1}, 1);
+  const Floats values(200'000, 3.0f);
+  EXPECT_EQ(payload->size(), values.size() * sizeof(float));
+  EXPECT_EQ(std::memcmp(payload->data(), values.data(), payload->size()), 0);
 }
 
 }  // namespace

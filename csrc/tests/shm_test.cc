@@ -12,6 +12,7 @@
 #include "core/buffer.h"
 #include "shm/client_memory.h"
 #include "shm/push_arena.h"
+#include "shm/seen_memory.h"
 #include "shm/value_arena.h"
 #include "shm/value_view.h"
 
@@ -318,34 +319,6 @@ TEST(PushArena, OutlivesItsConnectionWhileAContributionRefersToIt) {
   EXPECT_EQ(payload->data()[kPushBlockBytes - 1], std::byte{5});
 }
 
-TEST(PushArena, AViewShowsTheSameToAStandbyWhichSaysWhatItNeedsNoMore) {
-  constexpr uint64_t kAddress = uint64_t{3} << 36;
-  Pair pair;
-  pair.pushes->seal();
-  const std::shared_ptr<PushArena> view = PushArena::view(pair.pushes->file().get(), kAddress);
-  std::vector<std::byte> bytes(kPushBlockBytes, std::byte{5});
-  const uint64_t first = *pair.write(bytes, 1);
-  const uint64_t second = *pair.write(bytes, 2);
-  const auto range_at = [&](uint64_t begin, uint64_t number) {
-    return view->range_of(std::vector{entry_at(kAddress + begin, kPushBlockBytes)}, number);
-  };
-  BufferRef one = range_at(first, 10);
-  BufferRef other = range_at(second, 11);
-  EXPECT_EQ(std::memcmp(other->data(), bytes.data(), bytes.size()), 0);
-  EXPECT_EQ(view->offset_of(*other), second);
-  EXPECT_FALSE(pair.pushes->offset_of(*other)) << "it is mapped elsewhere";
-  EXPECT_TRUE(view->take_released().empty());
-  other = {};
-  EXPECT_EQ(view->take_released(), std::vector<uint64_t>{11});
-  view->close();
-  EXPECT_FALSE(view->is_over());
-  one = {};
-  EXPECT_FALSE(view->is_over());
-  EXPECT_EQ(view->take_released(), std::vector<uint64_t>{10});
-  EXPECT_TRUE(view->is_over());
-  EXPECT_TRUE(refused([&] { (void)range_at(0 - kAddress, 12); })) << "the client's own offsets";
-}
-
 TEST(PushArena, OnceSealedNobodyCanPunchHolesOrMapItForWriting) {
   Pair pair;
   pair.pushes->seal();
@@ -355,6 +328,34 @@ TEST(PushArena, OnceSealedNobodyCanPunchHolesOrMapItForWriting) {
   EXPECT_EQ(mmap(nullptr, kPushBlockBytes, PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
   std::vector<std::byte> bytes(kPushBlockBytes);
   EXPECT_TRUE(pair.write(bytes, 1));  // through the mapping that it has
+}
+
+// ---- what standbys see ----------------------------------------------------------------------------
+
+TEST(SeenMemory, ShowsAStandbyTheSameAndTellsWhatIsNeededNoMore) {
+  constexpr uint64_t kAddress = uint64_t{3} << 36;
+  Pair pair;
+  pair.pushes->seal();
+  const std::shared_ptr<SeenMemory> seen = SeenMemory::map(pair.pushes->file().get(), kAddress);
+  std::vector<std::byte> bytes(kPushBlockBytes, std::byte{5});
+  const uint64_t first = *pair.write(bytes, 1);
+  const uint64_t second = *pair.write(bytes, 2);
+  const auto range_at = [&](uint64_t begin, uint64_t number) {
+    return seen->range_of(std::vector{entry_at(kAddress + begin, kPushBlockBytes)}, number);
+  };
+  BufferRef one = range_at(first, 10);
+  BufferRef other = range_at(second, 11);
+  EXPECT_EQ(std::memcmp(other->data(), bytes.data(), bytes.size()), 0);
+  EXPECT_TRUE(seen->take_released().empty());
+  other = {};
+  EXPECT_EQ(seen->take_released(), std::vector<uint64_t>{11});
+  seen->close();
+  EXPECT_FALSE(seen->is_over());
+  one = {};
+  EXPECT_FALSE(seen->is_over());
+  EXPECT_EQ(seen->take_released(), std::vector<uint64_t>{10});
+  EXPECT_TRUE(seen->is_over());
+  EXPECT_TRUE(refused([&] { (void)range_at(0 - kAddress, 12); })) << "the client's own offsets";
 }
 
 }  // namespace

@@ -203,9 +203,11 @@ class ServerProtocol(FrameDecoder):
     def attach(self, rank: int, incarnation: int) -> None:
         """The client is that worker, too; older lives of the rank may not push any more, over any connection."""
     def share(self, arena: PushArena) -> None:
-        """The client pushes through that memory. Of a standby's shard: a client of it does."""
-    def unshare(self, address: int) -> None:
-        """Nothing more will lie in the view that begins there."""
+        """The client pushes through that memory."""
+    def see(self, memory: SeenMemory) -> None:
+        """Payloads of records may lie there. After `lead`."""
+    def see_no_more(self, address: int) -> None:
+        """Nothing more will lie in the memory that begins there."""
     def allow(self, ops: Sequence[int]) -> None:
         """Of requests for data the client may make these only. As long as nobody says so: all."""
     def follow(self) -> None:
@@ -259,8 +261,9 @@ class DataService:
         """That standby is done without."""
     def followers(self) -> list[tuple[int, bool, int]]:
         """(connection, whether it counts, the last record that it has) of each standby."""
-    def sees(self, connection: int, *, client: int, address: int) -> None:
-        """That standby has a view, which begins at `address`, of what the client at that connection pushes through."""
+    def sees(self, connection: int, *, owner: int, address: int) -> None:
+        """That standby has mapped, from `address` on, what the client at connection `owner` pushes through; 0: what the
+        shard keeps what it receives in."""
     def take_ready(self) -> set[int]:
         """Connections that have more to send than they had by themselves: standbys, and those whose replies waited for
         standbys and may go."""
@@ -918,6 +921,9 @@ class Shard:
         `num_rows`: of a partition of a table, whose records are part 0; it may come in several calls."""
     def is_settled(self) -> bool:
         """Carries the last decision out where that can be. Whether that is on all slots."""
+    def own_staged(self) -> None:
+        """From now on no contribution that waits lies in memory that somebody shares, as far as there is memory for a
+        copy."""
     def history(
         self,
     ) -> tuple[list[tuple[int, int, int, bool, int, int]], list[tuple[str, int]], list[tuple[int, int]], bool]:
@@ -973,12 +979,16 @@ class PushArena:
         """The files that the client maps: for its values, and for what the shard says of them."""
     def seal(self) -> None:
         """The client has mapped them: it can't change anything else about them from now on."""
-    @staticmethod
-    def view(file: int, *, address: int) -> PushArena:
-        """A standby's view of one of its shard's, whose offsets begin at `address`; `file`, the first of `filenos`, may
-        be closed afterwards. It has no files. Raises OSError, ValueError."""
     @property
     def nbytes(self) -> int: ...
+
+@final
+class SeenMemory:
+    """What a standby sees of memory that its shard reads contributions from."""
+
+    def __init__(self, file: int, *, address: int) -> None:
+        """`file`: of a `PushArena` or `ValueArena`; it may be closed afterwards. `address`: where offsets begin. Raises
+        OSError, ValueError."""
 
 @final
 class ClientMemory:

@@ -33,9 +33,9 @@ class OpenHanded:
         connection.protocol.share(self.latest)
         return m.Shared()
 
-    def lend(
-        self, standby: Connection, *, client: Connection, arena: _core.PushArena, mapped: Callable[[], None]
-    ) -> m.Shared:
+    own_file = None
+
+    def lend(self, standby: Connection, *, owner: Connection | None, file: int, mapped: Callable[[], None]) -> m.Shared:
         raise AssertionError("nobody follows")
 
     def withdraw(self, connection: Connection) -> None:

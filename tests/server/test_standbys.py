@@ -160,26 +160,31 @@ def test_a_leader_that_dies_in_the_middle_of_a_push_loses_nothing(served: StoreP
         assert_array_equal(store.pull("count"), np.full(8, sum(counted), F32))
 
 
-def mapped_pushes(store: Store) -> list[int]:
-    """How many clients' memory each process of the store sees."""
+def seen(store: Store, what: str) -> list[int]:
+    """How many files in memory of that name each process of the store has mapped."""
     supervisor = psutil.Process(psutil.Process(leader(store, 0)).ppid())
     maps = [child.memory_maps(grouped=False) for child in supervisor.children()]
-    return [sum("psstore-pushes" in one.path for one in each) for each in maps]
+    return sorted(sum(f"psstore-{what}" in one.path for one in each) for each in maps)
 
 
-def test_what_workers_of_the_host_push_a_standby_sees_where_it_lies(served: StoreProcess) -> None:
+def test_a_standby_sees_what_its_shard_received_and_no_longer_than_it_follows(served: StoreProcess) -> None:
     with connect(served, role="client") as looking:
         with connect(served, "shm", rank=0) as store:
             create(store)
             await_standbys(store)
-            assert eventually(lambda: mapped_pushes(looking) == [2] * 4), "two clients', by all"
+            assert eventually(lambda: seen(looking, "pushes") == [2] * 4), "two clients', by all"
+            assert eventually(lambda: seen(looking, "values") == [1, 1, 2, 2]), "its own, and its shard's"
             train(store, 3)
-            os.kill(leader(store, 0), signal.SIGKILL)
-            await_standbys(store)
-            train(store, 3)
-            assert eventually(lambda: mapped_pushes(looking) == [2] * 4), "those of before are gone"
+            store.push("w", np.full(ELEMS, 1.0, F32))
+            for shard in (0, 1):  # which leads with what was pushed
+                os.kill(leader(store, shard), signal.SIGKILL)
+                await_standbys(store)
+            assert eventually(lambda: seen(looking, "pushes") == [2] * 4), "those of before are gone"
+            assert eventually(lambda: seen(looking, "values") == [1, 1, 2, 2])
+            store.commit({"lr": 1.0, "momentum": 0.5})
+            train(store, 2)
             assert_array_equal(store.pull("w"), np.full(ELEMS, expected(6), F32))
-        assert eventually(lambda: mapped_pushes(looking) == [1] * 4), "who is gone pushes nothing"
+        assert eventually(lambda: seen(looking, "pushes") == [1] * 4), "who is gone pushes nothing"
 
 
 def test_a_standby_that_dies_is_replaced_and_nobody_waits_for_it(served: StoreProcess) -> None:

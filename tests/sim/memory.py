@@ -38,13 +38,13 @@ class HostMemory:
         wrapped.mapped()
         return memory
 
-    def see(self, offer: Shared, address: int) -> _core.PushArena | None:
+    def see(self, offer: Shared, address: int) -> _core.SeenMemory | None:
         wrapped = self._visit(offer)
         if wrapped is None:
             return None
-        arena = _core.PushArena.view(wrapped.files[0], address=address)
+        memory = _core.SeenMemory(wrapped.files[0], address=address)
         wrapped.mapped()
-        return arena
+        return memory
 
     def _visit(self, offer: Shared) -> Wrapped | None:
         lender = self._lenders.get(offer.address)

@@ -44,17 +44,17 @@ def borrow_pushes(offer: Shared, blocks: _core.BorrowedDevice) -> _core.DevicePu
     return _visited(offer, unpack)
 
 
-def see_pushes(offer: Shared, address: int) -> _core.PushArena | None:
-    """A view of what a client of a standby's shard pushes through, that begins at `address`; None if it is on another
-    machine, or can't be mapped. Blocks as `borrow` does."""
-    views: list[_core.PushArena] = []
+def see(offer: Shared, address: int) -> _core.SeenMemory | None:
+    """The memory that a standby's shard offers, from `address` on; None if it is out of reach, or can't be mapped.
+    Blocks as `borrow` does."""
+    seen: list[_core.SeenMemory] = []
 
-    def unpack(_: bytes, files: Sequence[int]) -> _core.PushArena | None:
-        views.extend(_core.PushArena.view(file, address=address) for file in files[:1])
-        return views[0] if views else None
+    def unpack(_: bytes, files: Sequence[int]) -> _core.SeenMemory | None:
+        seen.extend(_core.SeenMemory(file, address=address) for file in files[:1])
+        return seen[0] if seen else None
 
     _visited(offer, unpack)
-    return views[0] if views else None  # also if no more was heard: what was said may have been, and counts
+    return seen[0] if seen else None  # also if no more was heard: what was said may have been, and counts
 
 
 def _map_files(_: bytes, files: Sequence[int]) -> _core.ClientMemory | None:

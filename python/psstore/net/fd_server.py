@@ -4,7 +4,7 @@
        │ ticket                           │   one packet each (SOCK_SEQPACKET)
        ├─────────────────────────────────►│
        │ (values, pushes, control)        │   three open files; of a device: `Parcel` and the control file;
-       │◄─────────────────────────────────┤   for a standby: the pushes of a client
+       │◄─────────────────────────────────┤   for a standby: the pushes of a client, or values
        │ MAPPED                           │
        ├─────────────────────────────────►│   seals the pushes: nobody can punch holes into them any more
        │ SEALED                           │
@@ -64,8 +64,8 @@ class Offer(NamedTuple):
     """What a ticket is good for."""
 
     visitor: Connection
-    owner: Connection
-    """Whose memory it is."""
+    owner: Connection | None
+    """Whose memory it is; None: the shard's."""
     wrap: Callable[[], Wrapped]
 
 
@@ -106,10 +106,12 @@ class FdServer(ABC):
         self.withdraw(connection)
         return self._ticket(Offer(connection, connection, lambda: self.wrap(connection, asked)))
 
-    def lend(
-        self, standby: Connection, *, client: Connection, arena: _core.PushArena, mapped: Callable[[], None]
-    ) -> Shared:
-        return self._ticket(Offer(standby, client, lambda: Wrapped(b"F", arena.filenos()[:1], mapped)))
+    @property
+    def own_file(self) -> int | None:
+        return None
+
+    def lend(self, standby: Connection, *, owner: Connection | None, file: int, mapped: Callable[[], None]) -> Shared:
+        return self._ticket(Offer(standby, owner, lambda: Wrapped(b"F", [file], mapped)))
 
     def withdraw(self, connection: Connection) -> None:
         self._offers = {
@@ -196,6 +198,10 @@ class MemoryServer(FdServer):
         super().__init__(for_all_users=for_all_users)
         self.values = values
         self._push_bytes = push_bytes
+
+    @property
+    def own_file(self) -> int:
+        return self.values.fileno()
 
     def wrap(self, connection: Connection, asked: Share) -> Wrapped:
         arena = _core.PushArena(self._push_bytes)

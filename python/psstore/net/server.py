@@ -30,7 +30,7 @@ from psstore.errors import (
 from psstore.net import loops
 from psstore.net.certificates import Certificates
 from psstore.net.credentials import is_trusted, peer_user
-from psstore.net.fd_client import see_pushes
+from psstore.net.fd_client import see
 from psstore.net.limits import EVENTS_PER_TURN, LINGER_S, ServerLimits
 from psstore.net.listener import Listener
 from psstore.net.server_connection import ServerConnection
@@ -133,7 +133,7 @@ class Server:
     ) -> None:
         """Becomes a standby of the shard at the other end of a connected socket. `place`: where this one listens, if
         not where its shard does. `tls`: None: bytes go as they are."""
-        protocol, hello = self._service.follow(LEADER, client=client, address=address, place=place, see=see_pushes)
+        protocol, hello = self._service.follow(LEADER, client=client, address=address, place=place, see=see)
         tune(sock)
         self.poller.add(LEADER, socket=sock.detach(), protocol=protocol, tls=tls)
         self.poller.send(LEADER, [hello])

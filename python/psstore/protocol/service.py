@@ -188,8 +188,8 @@ class ShardService:
     ) -> tuple[_core.ServerProtocol, bytes]:
         """Makes this a standby of the shard at the other end of that connection, with what to send there first. From
         now on `frame` of that connection raises PsstoreError if it can't follow, and on others only operators are
-        heard. `place`: where this one listens, if not where its shard does. `see`: None: it sees no memory of clients.
-        REQUIRES: nothing has happened here yet."""
+        heard. `place`: where this one listens, if not where its shard does. `see`: None: it sees no memory of that
+        shard's. REQUIRES: nothing has happened here yet."""
         self._followed = conn
         protocol = self.data.connect(conn, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
         self.standby = Standby(
@@ -219,6 +219,7 @@ class ShardService:
         self._clock_ahead_s = self.standby.clock_ahead_s
         self.standby = None
         self.data.forget(self._followed)
+        self.shard.own_staged()  # else what the shard before had in memory would stay, all of it
         if self.coordinator is not None:
             self.coordinator.all_went(now + self._clock_ahead_s)
 

@@ -42,9 +42,8 @@ Borrow = Callable[[Shared], _core.ClientMemory | None]
 """Gets a client the files that a shard offers. None: they are out of reach, which is no error."""
 
 
-See = Callable[[Shared, int], _core.PushArena | None]
-"""Gets a standby a view of what a client of its shard pushes through, that begins at an address. None: it is out of
-reach, which is no error."""
+See = Callable[[Shared, int], _core.SeenMemory | None]
+"""Gets a standby the memory that its shard offers, from an address on. None: it is out of reach, which is no error."""
 
 
 class Lender(Protocol):
@@ -56,11 +55,13 @@ class Lender(Protocol):
     def offer(self, connection: Connection, asked: Share) -> Shared:
         """Makes a push arena for the connection, and a ticket: a client that comes with it gets the files."""
 
-    def lend(
-        self, standby: Connection, *, client: Connection, arena: _core.PushArena, mapped: Callable[[], None]
-    ) -> Shared:
-        """Makes a ticket for a standby, which gets the memory that the client pushes through. `mapped`: called when it
-        has it."""
+    @property
+    def own_file(self) -> int | None:
+        """The main memory in which the shard keeps what it receives; None: there is none."""
+
+    def lend(self, standby: Connection, *, owner: Connection | None, file: int, mapped: Callable[[], None]) -> Shared:
+        """Makes a ticket for a standby, which gets the file. `owner`: the client whose memory it is, or None. `mapped`:
+        called when the standby has it."""
 
     def withdraw(self, connection: Connection) -> None:
         """Ends the offers to a connection that is gone, and of what is its."""

@@ -58,8 +58,8 @@ class Standby:
         see: See | None = None,
     ) -> None:
         """`store`, `shard`: what is at the address. `protocol`: of the connection to it. `nonce`: fresh random
-        bytes. `place`: where this one listens, if it has a place of its own. `see`: None: it sees no memory of
-        clients."""
+        bytes. `place`: where this one listens, if it has a place of its own. `see`: None: it sees no memory of its
+        shard's."""
         self.is_cut = False
         """The connection to its shard is lost."""
         self.on_in_sync: Callable[[], None] = lambda: None
@@ -207,11 +207,11 @@ class Standby:
             case r.StillLeads():
                 pass
             case r.MemoryShown():
-                arena = None if self._see is None else self._see(record.offer, record.address)
-                if arena is not None:
-                    self._protocol.share(arena)
+                memory = None if self._see is None else self._see(record.offer, record.address)
+                if memory is not None:
+                    self._protocol.see(memory)
             case r.MemoryGone():
-                self._protocol.unshare(record.address)
+                self._protocol.see_no_more(record.address)
             case r.StoreEnds():
                 self.on_over()
             case r.InSync():

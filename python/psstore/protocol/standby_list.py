@@ -38,6 +38,9 @@ LOOK_S = 1.0
 ADDRESSES = 1 << 36
 """How far apart what clients push through begins for standbys: more than one of them has."""
 
+OWN, OWN_ADDRESS = 0, 1 << 63
+"""The shard's own memory: no client's connection has that number, and no client's memory begins there."""
+
 ASK_AGAIN_S = 0.01
 """How long after it could not be filled a standby is looked at again: a slot waits for what workers are sending."""
 
@@ -66,8 +69,11 @@ class _Following:
 
 @dataclass(frozen=True)
 class _Memory:
-    client: Connection
-    arena: _core.PushArena
+    """Standbys may see it."""
+
+    owner: Connection | None
+    """The client that pushes through it; None: what the shard receives is kept there."""
+    file: int
     address: int
     """Where it begins, for standbys."""
 
@@ -105,10 +111,12 @@ class StandbyList:
         self._of: dict[int, _Following] = {}
         self._lender = lender
         self._memory: dict[int, _Memory] = {}
-        """What clients push through, by their connections."""
+        """By the connections of its owners, and OWN."""
         self._addresses = itertools.count(ADDRESSES, ADDRESSES)
         if lender is not None:
             lender.on_shared = self.shared
+            if lender.own_file is not None:
+                self._memory[OWN] = _Memory(None, lender.own_file, OWN_ADDRESS)
 
     @property
     def clients(self) -> list[str]:
@@ -169,9 +177,9 @@ class StandbyList:
 
     def shared(self, client: Connection, arena: _core.PushArena) -> None:
         """Shows standbys what a client pushes through."""
-        memory = self._memory[client.id] = _Memory(client, arena, next(self._addresses))
+        self._memory[client.id] = _Memory(client, arena.filenos()[0], next(self._addresses))
         for conn, one in self._of.items():
-            self._show(conn, one, memory)
+            self._show(conn, one, client.id)
 
     def went(self, conn: int) -> None:
         """Notes that a connection is gone, if a standby had it, or a client that shares memory."""
@@ -218,16 +226,17 @@ class StandbyList:
         del self._of[conn]
         self._facts.data.forget_follower(conn)
 
-    def _show(self, conn: int, one: _Following, memory: _Memory) -> None:
+    def _show(self, conn: int, one: _Following, owner: int) -> None:
         if not one.may_see:
             return
-        assert self._lender is not None, "it has made this memory"
+        assert self._lender is not None, "there would be no memory to see"
+        memory = self._memory[owner]
 
         def mapped() -> None:
-            if self._of.get(conn) is one and one.may_see and memory.client.id in self._memory:
-                self._facts.data.sees(conn, client=memory.client.id, address=memory.address)
+            if self._of.get(conn) is one and one.may_see and owner in self._memory:
+                self._facts.data.sees(conn, owner=owner, address=memory.address)
 
-        offer = self._lender.lend(one.connection, client=memory.client, arena=memory.arena, mapped=mapped)
+        offer = self._lender.lend(one.connection, owner=memory.owner, file=memory.file, mapped=mapped)
         self._facts.data.record_to(conn, r.encode_record(r.MemoryShown(memory.address, offer)))
 
     def _look_at(self, one: _Following, has: int, last: int, now: float) -> None:
@@ -254,7 +263,7 @@ class StandbyList:
         coordinator = b"" if self._coordinator is None else state_copy.dump(self._coordinator)
         for record in self._facts.as_it_is(epoch=self.epoch, coordinator=coordinator):
             data.record_to(conn, r.encode_record(record))
-        for memory in self._memory.values():
-            self._show(conn, one, memory)
+        for owner in self._memory:
+            self._show(conn, one, owner)
         data.fill(conn)
         data.record_to(conn, r.encode_record(r.FillEnds()))

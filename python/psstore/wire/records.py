@@ -117,11 +117,11 @@ class TimePassed(Record, frozen=True):
     now: float
 
 
-# ---- memory that clients share ----
+# ---- memory that standbys see ----
 
 
 class MemoryShown(Record, frozen=True):
-    """What a client of the shard pushes through it may see, too: from then on records may say where payloads lie."""
+    """Memory that the shard reads from, and the standby may see: from then on records may say where payloads lie."""
 
     address: int
     """Where it begins, as tables with SHARED have it."""
