@@ -71,22 +71,26 @@ BufferRef BufferRef::adopt(Buffer* buffer, std::shared_ptr<BufferOwner> owner) {
 }
 
 bool BufferRef::unique() const {
-  return buffer_ != nullptr && buffer_->references_.load(std::memory_order_acquire) == 1;
+  return buffer_ != nullptr && buffer_->references_.load(std::memory_order_acquire) == 1 &&
+         buffer_->owner_->is_alone();
 }
-
-namespace {
 
 class Whole : public BufferOwner {
  public:
-  explicit Whole(BufferRef whole) : whole_(std::move(whole)) {}
+  explicit Whole(BufferRef whole) : whole_(std::move(whole)) { ++whole_->parts_; }
+  Whole(const Whole&) = delete;
+  Whole& operator=(const Whole&) = delete;
+  ~Whole() override { --whole_->parts_; }
 
  private:
+  // Nobody but its parts refers to the whole.
+  bool is_alone() const noexcept override {
+    return whole_->references_.load(std::memory_order_acquire) == whole_->parts_.load();
+  }
   void release(Buffer* part) noexcept override { delete part; }
 
   BufferRef whole_;
 };
-
-}  // namespace
 
 BufferRef part_of(BufferRef whole, size_t offset, size_t num_bytes) {
   auto part = std::make_unique<Buffer>(whole->data() + offset, num_bytes, num_bytes);

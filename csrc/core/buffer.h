@@ -29,6 +29,8 @@ class BufferOwner {
 
  private:
   friend class BufferRef;
+  // Whether nobody refers to its bytes otherwise than by it.
+  virtual bool is_alone() const noexcept { return true; }
   // Nobody refers to `buffer` any more: its memory may be used again, the object is the owner's to free.
   // From any thread.
   virtual void release(Buffer* buffer) noexcept = 0;
@@ -47,8 +49,10 @@ class Buffer {
  private:
   friend class BufferPool;
   friend class BufferRef;
+  friend class Whole;
 
   std::atomic<uint32_t> references_{1};
+  std::atomic<uint32_t> parts_{0};  // of these references: by part_of()
   std::byte* data_;
   size_t size_;      // bytes asked for
   size_t capacity_;  // bytes there are: those of the pool's size class
@@ -91,7 +95,8 @@ class BufferRef {
   // The first reference to `buffer`, whose memory is the owner's.
   static BufferRef adopt(Buffer* buffer, std::shared_ptr<BufferOwner> owner);
 
-  // True if no other reference exists. Acquire: what other holders did to the bytes happened before.
+  // True if nobody else refers to these bytes: by another reference, or, if they are part_of() others, to all of them.
+  // Acquire: what other holders did to the bytes happened before.
   bool unique() const;
 
  private:

@@ -199,6 +199,21 @@ TEST(BufferRef, APartKeepsTheWhole) {
   EXPECT_EQ(pool->bytes_in_use(), 0u);
 }
 
+TEST(BufferRef, APartIsUniqueUnlessSomebodyRefersToTheWholeOrToTheSamePart) {
+  BufferRef whole = BufferPool::create(0)->allocate(1000);
+  const BufferRef one = part_of(whole, 0, 100);
+  BufferRef other = part_of(whole, 100, 100);
+  EXPECT_FALSE(one.unique()) << "its bytes are the whole's, too";
+  whole = {};
+  EXPECT_TRUE(one.unique());
+  EXPECT_TRUE(other.unique());
+  const BufferRef again = other;
+  EXPECT_FALSE(other.unique());
+  EXPECT_TRUE(one.unique());
+  other = {};
+  EXPECT_TRUE(again.unique());
+}
+
 TEST(BufferRef, OutlivesThePoolThatMadeIt) {
   BufferRef buffer = BufferPool::create(kMiB)->allocate(1000);
   std::memset(buffer->data(), 1, 1000);

@@ -212,6 +212,12 @@ TEST(ReplicationOverAConnectionTest, WhatComesOverAStreamAStandbySeesWhereTheSha
   const Floats values(200'000, 3.0f);
   EXPECT_EQ(payload->size(), values.size() * sizeof(float));
   EXPECT_EQ(std::memcmp(payload->data(), values.data(), payload->size()), 0);
+
+  const Bytes add =
+      wire({.op = Op::kADD, .slices = {{key, Floats(200'000, 1.0f)}}, .request = 2, .sequence = 2});
+  receive(from_client, add, add.size(), [&] { (void)client.next_frame(0.0); });
+  EXPECT_EQ(std::memcmp(payload->data(), values.data(), payload->size()), 0)
+      << "the slot has kept the payload as its value, and changes another one";
 }
 
 }  // namespace
