@@ -129,7 +129,7 @@ TEST_F(LendingTest, AnotherOneIsSentIt) {
 TEST_F(LendingTest, ItIsLentUntilTheStandbyLetsGoOfIt) {
   sees();
   replication_.count(kStandby);
-  for (const uint64_t number : {1, 2}) push(number);
+  for (const uint64_t number : {1u, 2u}) push(number);
   replication_.acknowledged(kStandby, 2);
   EXPECT_EQ(released(), Numbers{});
   replication_.let_go(kStandby, 2);

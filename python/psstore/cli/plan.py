@@ -129,7 +129,7 @@ def plan(
         ),
     ] = None,
     standbys: Annotated[
-        int, typer.Option(min=0, max=1, help="Count what standbys hold, and are sent: 1 beside each shard.")
+        int, typer.Option(min=0, max=1, help="Count what standbys hold, and are sent: one of each shard.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -178,7 +178,8 @@ def _of_standbys(planned: Plan) -> str:
     if not planned.standby_bytes:
         return ""
     held = f"{planned.standby_bytes / 1e6:,.1f} MB of " + ("values and state" if planned.state_bytes else "values")
-    return f"\nstandbys: {held} more; each worker's {planned.bytes / 1e6:,.1f} MB of gradients is sent on in a step"
+    sent = f"each worker's {planned.bytes / 1e6:,.1f} MB of gradients is sent on in a step"
+    return f"\nstandbys: {held} more; on the shard's host they see what is pushed, on others {sent}"
 
 
 def _show(planned: Plan, title: str, dtype: str) -> None:
