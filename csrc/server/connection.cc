@@ -49,7 +49,7 @@ uint32_t Connection::awaited() const {
   const bool reading = !ended_ && (closing_ || !protocol_.is_shut());
   const bool sending = protocol_.replies().num_free_bytes() != 0 && !stream_.awaits_peer();
   // What is here already rings no bell: that there is room to send does, nearly always.
-  const bool goes_on = reading && stream_.holds_bytes();
+  const bool goes_on = reading && (stream_.holds_bytes() || interrupted_);
   return (reading ? EPOLLIN : 0u) | (sending || goes_on ? EPOLLOUT : 0u);
 }
 
@@ -90,9 +90,10 @@ std::shared_ptr<Frame> Connection::next_frame() {
       if (frame != nullptr) return frame;
     }
   } while (receive());
-  // If it is full, the socket was just so, too, or the round has sent its share. Should there be room by now, then
-  // frames may go on that wait in the protocol: that is a round, and the socket will call for it.
-  if (!protocol_.is_shut()) flush();
+  // If it is full, the socket was just so, too, or the round has sent its share, or replies wait for standbys. Once there
+  // is room, frames may go on that wait in the protocol: that is a round, and the socket will call for it.
+  interrupted_ = protocol_.is_shut();
+  if (!interrupted_) flush();
   const bool arriving = !closing_ && !ended_ && !protocol_.is_shut() && decoder_.mid_frame();
   if (arriving != arriving_.runs()) {
     // It began with the latest bytes, or is whole since they came.

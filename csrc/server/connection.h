@@ -88,6 +88,7 @@ class Connection {
   FrameDecoder& decoder_;
   ServerProtocol& protocol_;
   bool readable_ = false;         // for all we know
+  bool interrupted_ = false;      // frames may have been left when replies were to be sent first
   size_t to_read_ = kRoundBytes;  // that this round may still move
   size_t to_send_ = kRoundBytes;
   bool closing_ = false;   // nothing that comes matters any more

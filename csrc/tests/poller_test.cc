@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "request_support.h"
+#include "shm/value_arena.h"
 #include "sleeps.h"
 
 namespace psstore::testing {
@@ -161,6 +162,47 @@ TEST_F(PollerTest, WhatOthersAnswerKeepsItsPlaceAmongTheReplies) {
   std::vector<Op> ops;
   for (const auto& frame : client.frames()) ops.push_back(frame->header.op);
   EXPECT_EQ(ops, (std::vector{Op::kPULLED, Op::kJOINED, Op::kPULLED}));
+}
+
+// Replies are small there, and are taken for as large as what is read.
+TEST(PollerInSharedMemoryTest, RequestsGoOnThatCameBehindRepliesWhichWaitedForTheStandby) {
+  constexpr uint64_t kNumRequests = 5;
+  constexpr uint64_t kNumElems = 64u << 10;  // as many bytes as may wait
+  Shard shard({.arena = std::make_shared<ValueArena>(16u << 20)});
+  shard.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, kNumElems}}});
+  DataService service(shard);
+  Poller poller(service, -1);
+  Client standby(service, 1), client(service, 2);
+  for (Client* one : {&standby, &client}) {
+    poller.add(one == &standby ? 1 : 2, one->socket(), nullptr, one->decoder, one->protocol);
+  }
+  standby.protocol.follow();
+  service.replication().count(1);
+  service.record("a change");
+  client.protocol.client().arenas.push_back(PushArena::create(kPushBlockBytes));
+  Bytes requests;
+  for (uint64_t i = 1; i <= kNumRequests; ++i) {
+    const std::vector<SliceEntry> table{{.key = kSmall}};
+    const std::string body = carry(0);
+    const std::string asked = head_of({.op = Op::kPULL,
+                                       .shared = true,
+                                       .request = i,
+                                       .table = table,
+                                       .body = std::as_bytes(std::span(body))});
+    append(requests, std::as_bytes(std::span(asked)));
+  }
+  client.send(requests);
+  EXPECT_FALSE(poller.turn(0s));
+  EXPECT_TRUE(client.frames().empty());
+  service.replication().acknowledged(1, 1);
+  poller.deliver();
+  size_t num_replies = client.frames().size();
+  pollfd file{poller.fileno(), POLLIN, 0};
+  while (num_replies < kNumRequests && poll(&file, 1, 1000) == 1) {
+    EXPECT_FALSE(poller.turn(0s));
+    num_replies += client.frames().size();
+  }
+  EXPECT_EQ(num_replies, kNumRequests);
 }
 
 TEST_F(PollerTest, WhoSaysLittleGoesBeforeWhoSendsInBulk) {
