@@ -49,7 +49,8 @@ uint32_t Connection::awaited() const {
   const bool reading = !ended_ && (closing_ || !protocol_.is_shut());
   const bool sending = protocol_.replies().num_free_bytes() != 0 && !stream_.awaits_peer();
   // What is here already rings no bell: that there is room to send does, nearly always.
-  const bool goes_on = reading && (stream_.holds_bytes() || interrupted_);
+  const bool was_left = interrupted_ && !protocol_.is_shut();
+  const bool goes_on = reading && (stream_.holds_bytes() || was_left);
   return (reading ? EPOLLIN : 0u) | (sending || goes_on ? EPOLLOUT : 0u);
 }
 
