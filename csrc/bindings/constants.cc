@@ -4,6 +4,7 @@
 #include "rows/row_bounds.h"
 #include "rules/hyper.h"
 #include "server/pending_reads.h"
+#include "shm/push_arena.h"
 #include "wire/header.h"
 #include "wire/limits.h"
 
@@ -143,6 +144,7 @@ void bind_constants(py::module_& m) {
   m.attr("PRE_AUTH_MAX_BYTES") = kPreAuthMaxBytes;
   m.attr("FLAG_CHECKSUM") = kFlagChecksum;
   m.attr("FLAG_SHARED") = kFlagShared;
+  m.attr("SHARED_FROM_BYTES") = kSharedFromBytes;
   m.attr("OPS") = read_only(ops());
   m.attr("ERROR_CODES") = read_only(error_codes());
   m.attr("CHANGES_BIT") = kChangesBit;

@@ -55,16 +55,15 @@ bool Replication::is_filling() const {
 
 // ---- records ----------------------------------------------------------------------------------------
 
-void Replication::record(const FrameParts& parts, const Piece& payload,
+void Replication::record(FrameParts parts, const Piece& payload,
                          const std::optional<Lying>& lying) {
-  FrameParts numbered = parts;
-  numbered.request = ++last_;
+  parts.request = ++last_;
   const std::vector<Piece> pieces =
       payload.num_bytes > 0 ? std::vector<Piece>{payload} : std::vector<Piece>{};
   for (auto& [connection, follower] : followers_) {
-    const bool is_lent = lying && lend(connection, follower, numbered, payload, *lying);
+    const bool is_lent = lying && lend(connection, follower, parts, payload, *lying);
     const uint64_t num_bytes =
-        is_lent ? payload.num_bytes : send(connection, follower, numbered, pieces);
+        is_lent ? payload.num_bytes : send(connection, follower, parts, pieces);
     if (!follower.counts) follower.behind_bytes += num_bytes;
   }
   if (is_filling()) release();

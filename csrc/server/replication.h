@@ -82,8 +82,8 @@ class Replication {
   // Whether some follower is sent records, and replies don't wait for it yet.
   bool is_filling() const;
   // Sends a change to all. `parts` without a request; its payload is `payload`, none if that is empty, and may be
-  // `lying` in memory that a client shares.
-  void record(const FrameParts& parts, const Piece& payload = {},
+  // `lying` in memory that followers see.
+  void record(FrameParts parts, const Piece& payload = {},
               const std::optional<Lying>& lying = std::nullopt);
   // Sends one follower a part of what the shard was when it began to follow.
   void record_to(uint64_t connection, FrameParts parts, const std::vector<Piece>& payload = {});

@@ -17,9 +17,6 @@ namespace {
 // Of slots, and of contributions, that are sent in one frame; one that is larger comes alone.
 constexpr uint64_t kFillBytes = 4u << 20;
 
-// A payload that came over a stream is shown to a standby from this size on: as for clients, protocol/sharing.py.
-constexpr uint64_t kSeenFromBytes = 512u << 10;
-
 // What the body of a FILL says of each slot, in the order of the payload.
 struct FilledSlot {
   SlotImage image;
@@ -92,7 +89,7 @@ std::optional<Lying> DataService::where(const ConnectedClient& client, const Pie
       return Lying{client.connection, *offset};
     }
   }
-  if (payload.num_bytes < kSeenFromBytes) return std::nullopt;
+  if (payload.num_bytes < kSharedFromBytes) return std::nullopt;
   const auto offset = shard_.backend()->offset_of(payload.buffer->data());
   return offset ? std::optional(Lying{kOwnMemory, *offset}) : std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 #include <string>
@@ -78,6 +79,17 @@ bool Mapping::populate(size_t offset, size_t num_bytes) const noexcept {
     result = madvise(data_ + offset, num_bytes, advice);
   } while (result != 0 && (errno == EINTR || errno == EAGAIN));
   return result == 0;
+}
+
+bool PopulatedParts::populate(size_t offset, size_t num_bytes) {
+  const size_t end = (offset + num_bytes - 1) / kBytes + 1;
+  for (size_t part = offset / kBytes; part < end; ++part) {
+    if (parts_[part]) continue;
+    const size_t from = part * kBytes;
+    if (!memory_.populate(from, std::min(kBytes, memory_.size() - from))) return false;
+    parts_[part] = true;
+  }
+  return true;
 }
 
 size_t page_bytes() {

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "core/descriptor.h"
 
@@ -48,6 +49,23 @@ class Mapping {
   size_t size_;
   Access access_;
   pid_t process_;  // a forked child must not unmap what may be something else there
+};
+
+// Which parts of a mapping have been populated: each is once, together with what is beside it. Not thread-safe.
+class PopulatedParts {
+ public:
+  static constexpr size_t kBytes = 64 << 10;
+
+  // The mapping outlives this.
+  explicit PopulatedParts(const Mapping& memory)
+      : memory_(memory), parts_((memory.size() + kBytes - 1) / kBytes) {}
+
+  // Makes sure that the range, not empty, can be touched. False: there is no memory for it.
+  bool populate(size_t offset, size_t num_bytes);
+
+ private:
+  const Mapping& memory_;
+  std::vector<bool> parts_;
 };
 
 size_t page_bytes();

@@ -36,7 +36,7 @@ PushArena::PushArena(size_t num_bytes)
       control_file_(make_memory_file("psstore-control", control_bytes(num_bytes))),
       readonly_control_file_(reopen_readonly(control_file_)),
       control_(control_file_.get(), control_bytes(num_bytes), Access::kWrite),
-      present_(num_bytes / kPushBlockBytes) {}
+      present_(*memory_) {}
 
 PushArena::PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<const void> reservation)
     : num_bytes_(on_device->size()),
@@ -46,8 +46,7 @@ PushArena::PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<cons
       data_(on_device_->data()),
       control_file_(make_memory_file("psstore-control", control_bytes(num_bytes_))),
       readonly_control_file_(reopen_readonly(control_file_)),
-      control_(control_file_.get(), control_bytes(num_bytes_), Access::kWrite),
-      present_(num_bytes_ / kPushBlockBytes, true) {}
+      control_(control_file_.get(), control_bytes(num_bytes_), Access::kWrite) {}
 
 // What is more than numbers would have to be looked at, and could be changed afterwards.
 bool PushArena::may_hold(DType dtype) const {
@@ -65,25 +64,18 @@ BufferRef PushArena::range_of(std::span<const SliceEntry> entries, uint64_t numb
     end += entry.num_bytes;
   }
   if (end == begin) refuse("without bytes");
-  const size_t first_block = begin / kPushBlockBytes;
-  make_present(first_block, (end - 1) / kPushBlockBytes + 1 - first_block);
+  {
+    const MutexLock lock(mutex_);
+    if (present_ && !present_->populate(begin, end - begin)) {
+      throw Error(ErrorCode::OVERLOADED, "no memory for what was pushed through shared memory");
+    }
+  }
   return BufferRef::adopt(new Range(data_ + begin, end - begin, number), shared_from_this());
 }
 
 std::optional<uint64_t> PushArena::offset_of(const Buffer& range) const {
   const auto offset = static_cast<uint64_t>(range.data() - data_);
   return offset < num_bytes_ ? std::optional(offset) : std::nullopt;
-}
-
-void PushArena::make_present(size_t first_block, size_t num_blocks) {
-  const MutexLock lock(mutex_);
-  for (size_t block = first_block; block < first_block + num_blocks; ++block) {
-    if (present_[block]) continue;
-    if (!memory_->populate(block * kPushBlockBytes, kPushBlockBytes)) {
-      throw Error(ErrorCode::OVERLOADED, "no memory for what was pushed through shared memory");
-    }
-    present_[block] = true;
-  }
 }
 
 void PushArena::release(Buffer* buffer) noexcept {

@@ -32,6 +32,9 @@ namespace psstore {
 // Where in the arena a frame may begin.
 inline constexpr size_t kPushBlockBytes = 64 << 10;
 
+// A frame with a smaller payload brings it over the stream: protocol/sharing.py says why.
+inline constexpr size_t kSharedFromBytes = 512 << 10;
+
 // Control entries, one for each block, as they lie in the file.
 inline constexpr size_t control_bytes(size_t arena_bytes) {
   return arena_bytes / kPushBlockBytes * sizeof(uint64_t);
@@ -84,7 +87,6 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   explicit PushArena(size_t num_bytes);
   PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<const void> reservation);
   bool may_hold(DType dtype) const;
-  void make_present(size_t first_block, size_t num_blocks);
   void release(Buffer* buffer) noexcept override;
 
   const size_t num_bytes_;
@@ -99,7 +101,7 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   const Mapping control_;
 
   Mutex mutex_;
-  std::vector<bool> present_ GUARDED_BY(mutex_);  // blocks that were populated: their memory stays
+  std::optional<PopulatedParts> present_ GUARDED_BY(mutex_);  // none: on a device
 };
 
 }  // namespace psstore

@@ -1,15 +1,8 @@
 #include "shm/seen_memory.h"
 
-#include <algorithm>
-
 #include "core/errors.h"
 
 namespace psstore {
-namespace {
-
-constexpr uint64_t kMappedBytes = 64 << 10;
-
-}  // namespace
 
 struct SeenMemory::Range : Buffer {
   Range(std::byte* data, size_t size, uint64_t record) : Buffer(data, size, size), number(record) {}
@@ -21,9 +14,7 @@ std::shared_ptr<SeenMemory> SeenMemory::map(int file, uint64_t address) {
 }
 
 SeenMemory::SeenMemory(int file, uint64_t address)
-    : memory_(file, size_of_sealed(file), Access::kRead),
-      address_(address),
-      mapped_((memory_.size() + kMappedBytes - 1) / kMappedBytes) {}
+    : memory_(file, size_of_sealed(file), Access::kRead), address_(address), mapped_(memory_) {}
 
 BufferRef SeenMemory::range_of(std::span<const SliceEntry> entries, uint64_t number) {
   const uint64_t begin = entries.empty() ? memory_.size() : entries.front().offset - address_;
@@ -34,23 +25,13 @@ BufferRef SeenMemory::range_of(std::span<const SliceEntry> entries, uint64_t num
                 "a record whose payload lies beyond the memory that is seen");
   }
   const MutexLock lock(mutex_);
-  map_pages(begin, num_bytes);
+  // What is there has memory: this is for its pages to be mapped together, and once.
+  if (!mapped_.populate(begin, num_bytes)) {
+    throw Error(ErrorCode::OVERLOADED, "no memory to map what the shard shares");
+  }
   released_.reserve(released_.size() + num_out_ + 1);  // so that noting it takes no memory
   ++num_out_;
   return BufferRef::adopt(new Range(memory_.data() + begin, num_bytes, number), shared_from_this());
-}
-
-// What is there has memory: this is for its pages to be mapped together, and once.
-void SeenMemory::map_pages(uint64_t begin, uint64_t num_bytes) {
-  const uint64_t end = (begin + num_bytes - 1) / kMappedBytes + 1;
-  for (uint64_t block = begin / kMappedBytes; block < end; ++block) {
-    if (mapped_[block]) continue;
-    const uint64_t from = block * kMappedBytes;
-    if (!memory_.populate(from, std::min<uint64_t>(kMappedBytes, memory_.size() - from))) {
-      throw Error(ErrorCode::OVERLOADED, "no memory to map what the shard shares");
-    }
-    mapped_[block] = true;
-  }
 }
 
 std::vector<uint64_t> SeenMemory::take_released() {

@@ -44,15 +44,14 @@ class SeenMemory : public BufferOwner, public std::enable_shared_from_this<SeenM
   struct Range;
 
   SeenMemory(int file, uint64_t address);
-  void map_pages(uint64_t begin, uint64_t num_bytes) REQUIRES(mutex_);
   void release(Buffer* buffer) noexcept override;
 
   const Mapping memory_;
   const uint64_t address_;
 
   Mutex mutex_;
-  std::vector<bool> mapped_ GUARDED_BY(mutex_);  // parts of the file
-  size_t num_out_ GUARDED_BY(mutex_) = 0;        // ranges
+  PopulatedParts mapped_ GUARDED_BY(mutex_);
+  size_t num_out_ GUARDED_BY(mutex_) = 0;  // ranges
   std::vector<uint64_t> released_ GUARDED_BY(mutex_);
   bool closed_ GUARDED_BY(mutex_) = false;
 };

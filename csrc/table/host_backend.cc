@@ -10,7 +10,7 @@ namespace psstore {
 BufferRef HostBackend::keep(const BufferRef& payload, size_t offset, size_t num_bytes) {
   const bool is_worth_it =
       num_bytes >= kSharedValueBytes && num_bytes * kMaxSlicesPerKeptPayload >= payload->size();
-  if (!is_worth_it || offset % kBufferAlignment != 0 || !pool_->owns(*payload)) return {};
+  if (!is_worth_it || offset % kBufferAlignment != 0 || !owns(payload)) return {};
   return part_of(payload, offset, num_bytes);
 }
 

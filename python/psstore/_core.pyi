@@ -29,6 +29,7 @@ MAX_PAYLOAD_BYTES: int  # payload of one frame
 PRE_AUTH_MAX_BYTES: int  # body of a frame before the handshake is over; payload must be 0
 FLAG_CHECKSUM: int  # header flag: payload_crc holds the payload's CRC-32C
 FLAG_SHARED: int  # the payload lies in shared memory; in a PULL: that of its answer may
+SHARED_FROM_BYTES: int  # smallest payload that is shared
 
 OPS: Mapping[str, int]  # operation name -> number on the wire
 ERROR_CODES: Mapping[str, int]  # error name -> number on the wire

@@ -20,7 +20,7 @@ MAX_LEASED_BYTES = 1 << 30
 """Bytes of values that one connection may read where they lie, unless a shard knows what its memory allows: each may
 have to be kept beside the value that has replaced it."""
 
-SHARED_FROM_BYTES = 512 << 10
+SHARED_FROM_BYTES = _core.SHARED_FROM_BYTES
 """Smallest frame whose payload is shared. A smaller one goes over the stream: two copies by the kernel cost less than a
 table that says where values lie, and the word that they were read. Measured (AMD EPYC, processor time of both ends):
 256 KiB took 120 to 155 µs over a socket, in shared memory 170 (pushed) and 310 (pulled); 1 MiB took 400 to 700, and

@@ -90,7 +90,7 @@ class StandbyList:
         lender: Lender | None = None,
     ) -> None:
         """`lease_s`: for so long after a beat that it has answered a standby does nothing to lead by vote; inf: it
-        leads by the word of who watches both. `lender`: of what clients share with the shard."""
+        leads by the word of who watches both. `lender`: of memory that standbys may see."""
         self.epoch = 0
         """How many leaders the shard has had, this one not counted."""
         self.on_in_sync: Callable[[str], None] = lambda client: None
