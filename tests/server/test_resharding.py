@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -23,14 +22,16 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore.client.store import Store
-from psstore.errors import BadArgument, RolledBack
+from psstore.config import NO_CREDENTIALS
+from psstore.errors import AvailabilityError, BadArgument, Overloaded, RolledBack, StoreUnreachable
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
+from psstore.server import other_member
+from psstore.server.other_member import look_at
 from psstore.server.processes import ShardProcess
-from psstore.server.shard_group import ShardGroups
 from psstore.server.supervisor import Supervisor
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.free_ports import free_ports
-from tests.support.server_process import StoreProcess, eventually, reshard
+from tests.support.server_process import POLL_S, StoreProcess, eventually, reshard
 
 F32 = np.float32
 ELEMS = 600_000
@@ -171,6 +172,19 @@ def test_a_port_that_is_taken_is_said_before_anybody_waits() -> None:
             assert not training.at
 
 
+def stopped_writer(process: StoreProcess) -> psutil.Process:
+    """What is writing the store down, made to stand still."""
+    found: list[psutil.Process] = []
+
+    def begun() -> bool:
+        found[:] = [one for one in process.shards() if "psstore.launch.resharding" in one.cmdline()]
+        return bool(found)
+
+    assert eventually(begun)
+    found[0].suspend()
+    return found[0]
+
+
 @contextmanager
 def on_its_way(process: StoreProcess, why: str) -> Iterator[psutil.Process]:
     """In the block the store is written down, to go on with 3 shards, by that process, which stands still; somebody
@@ -184,15 +198,7 @@ def on_its_way(process: StoreProcess, why: str) -> Iterator[psutil.Process]:
         said: list[subprocess.CompletedProcess[str]] = []
         asks = threading.Thread(target=lambda: said.append(psstore_reshard(process.url, 3)))
         asks.start()
-        found: list[psutil.Process] = []
-
-        def begun() -> bool:
-            found[:] = [one for one in process.shards() if "psstore.launch.resharding" in one.cmdline()]
-            return bool(found)
-
-        assert eventually(begun)
-        found[0].suspend()
-        yield found[0]
+        yield stopped_writer(process)
         asks.join()
         stop.set()
         trains.join()
@@ -216,11 +222,33 @@ def test_the_store_goes_on_as_it_was_if_what_writes_it_down_dies() -> None:
 def test_the_store_goes_on_as_it_was_if_a_standby_takes_over_meanwhile() -> None:
     why = "a standby has taken over meanwhile"
     with StoreProcess("--shards", "2", "--standbys", "1") as process:
-        with psstore.connect(process.url, role="client") as store:
-            assert eventually(lambda: all(shard["standbys"] == 1 for shard in store.stats()))
-            leader = int(store.stats()[1]["process"])
+        leader = leaders(process)[1]
         with on_its_way(process, why):
             os.kill(leader, signal.SIGKILL)
+
+
+@pytest.mark.one_loop
+def test_the_standby_of_the_shard_that_was_asked_is_asked_again() -> None:
+    with (
+        StoreProcess("--shards", "2", "--standbys", "1") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        training = Training(store)
+        training.step()
+        leader = leaders(process)[0]
+        with resharded(process, 3) as done:
+            stopped_writer(process)
+            os.kill(leader, signal.SIGKILL)
+            training.until(done)
+        training.check()
+        assert len(training.at) == 1
+
+
+def leaders(process: StoreProcess) -> list[int]:
+    """The processes that lead the shards, once every shard has a standby."""
+    with psstore.connect(process.url, role="client") as store:
+        assert eventually(lambda: all(shard["standbys"] == 1 for shard in store.stats()))
+        return [int(shard["process"]) for shard in store.stats()]
 
 
 @pytest.mark.one_loop
@@ -256,7 +284,7 @@ def saying(*lines: str) -> ShardProcess:
     return cast(ShardProcess, child)
 
 
-def test_a_wish_that_comes_while_other_shards_begin_is_granted_when_all_are_ready() -> None:
+def test_a_wish_for_other_numbers_may_come_before_a_shard_is_ready() -> None:
     wishes: list[int] = []
     assert Supervisor._is_ready(saying("ready", "reshard 1"), wishes)
     assert not Supervisor._is_ready(saying("reshard 2"), wishes)
@@ -264,5 +292,49 @@ def test_a_wish_that_comes_while_other_shards_begin_is_granted_when_all_are_read
     with pytest.raises(BadArgument, match="no room"):
         Supervisor._is_ready(saying("no room"), wishes)
     assert wishes == [1, 2]
-    groups = ShardGroups({}, start_standby=None, selector=selectors.DefaultSelector(), wish=wishes[-1])
-    assert (groups.take_wish(), groups.take_wish()) == (2, None)
+
+
+@pytest.mark.one_loop
+def test_a_wish_that_comes_while_other_shards_begin_is_granted_when_all_are_ready() -> None:
+    port = free_ports(1)[0]
+    address = f"ps://127.0.0.1:{port}"
+    process = StoreProcess("--shards", "2", port=port)
+
+    def ask() -> None:
+        with contextlib.suppress(RolledBack, StoreUnreachable):  # the shard has ended, as it does then
+            while is_heard(PATIENCE_S):
+                pass
+
+    def serves() -> bool:
+        with contextlib.suppress(AvailabilityError):
+            look_at(address, NO_CREDENTIALS)
+            return True
+        return False
+
+    def is_heard(timeout_s: float) -> bool:
+        """Whether somebody else is; for so long it is oneself."""
+        try:
+            other_member.reshard(address, NO_CREDENTIALS, 3, timeout_s=timeout_s)
+        except Overloaded:
+            return True
+        return False
+
+    def somebody_is_heard() -> bool:
+        with contextlib.suppress(StoreUnreachable):
+            return is_heard(POLL_S)
+        return False
+
+    thread = threading.Thread(target=ask)
+    try:
+        assert eventually(lambda: len(process.shards()) == 2)
+        late = max(process.shards(), key=psutil.Process.create_time)
+        late.suspend()
+        assert eventually(serves)
+        thread.start()
+        assert eventually(somebody_is_heard)
+        late.resume()
+        with process:
+            thread.join()
+            assert eventually(lambda: len(look_at(address, NO_CREDENTIALS).welcome.addresses) == 3)
+    finally:
+        process.end()

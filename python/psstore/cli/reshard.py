@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from psstore.cli.choices import fail
 from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
+
+if TYPE_CHECKING:
+    from psstore.config import Credentials
+    from psstore.wire.messages import Welcome
 
 WRITE_S = 700.0
 """How long the store may take to be written down."""
@@ -36,34 +40,45 @@ def reshard(
     anybody was told is lost. Sessions go on by themselves; other programs hear RolledBack, with 0 steps undone.
     """
     from psstore.config import worker_environment
-    from psstore.errors import AvailabilityError, PsstoreError, RolledBack, StoreUnreachable
-    from psstore.server import other_member
-    from psstore.server.other_member import LOOK_S, look_at
+    from psstore.errors import PsstoreError
+    from psstore.server.other_member import look_at
 
     try:
         credentials = worker_environment().credentials
         first = look_at(url, credentials).welcome.addresses[0]
         address = url if url in first else first[0]
-        before = look_at(address, credentials).welcome
-        if len(before.addresses) == shards:
+        told = look_at(address, credentials).welcome
+        if len(told.addresses) == shards:
             fail(f"the store at {address} has {shards} shards already", exit_code=EXIT_MISSING)
-        with contextlib.suppress(RolledBack, StoreUnreachable):  # the shard that was asked has ended
-            other_member.reshard(address, credentials, shards, timeout_s=WRITE_S)
-        listened = time.monotonic()
-        until = listened + BEGIN_S
-        while True:
-            began = time.monotonic()
-            try:
-                now = look_at(address, credentials)
-                if now.welcome.store != before.store:
-                    break
-            except AvailabilityError:
-                if began > until or began > listened + REFUSED_S:
-                    raise
-            if time.monotonic() - began > LOOK_S / 2:  # it was not refused at once
-                listened = time.monotonic()
-            time.sleep(LOOK_AGAIN_S)
+        until = time.monotonic() + WRITE_S + BEGIN_S
+        while len(told.addresses) != shards:  # again where who was asked has died: its standby has heard nothing of it
+            if time.monotonic() > until:
+                waited = f"{WRITE_S + BEGIN_S:g} s"
+                why = f"the store at {address} has {len(told.addresses)} shards still, after {waited}"
+                fail(why, exit_code=EXIT_MISSING)
+            told = _ask(address, credentials, shards, until)
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_MISSING)
-    told = now.welcome
     typer.echo(f"the store goes on with {len(told.addresses)} shards, from version {told.restored} on")
+
+
+def _ask(address: str, credentials: Credentials, num_shards: int, until: float) -> Welcome:
+    """What the store says of itself once the shard that was asked has ended. Raises PsstoreError if the store goes on
+    as it is, or has ended, or if nobody has answered until then."""
+    from psstore.errors import AvailabilityError, RolledBack, StoreUnreachable
+    from psstore.server import other_member
+    from psstore.server.other_member import LOOK_S, look_at
+
+    with contextlib.suppress(RolledBack, StoreUnreachable):
+        other_member.reshard(address, credentials, num_shards, timeout_s=min(WRITE_S, until - time.monotonic()))
+    listened = time.monotonic()
+    while True:
+        began = time.monotonic()
+        try:
+            return look_at(address, credentials).welcome
+        except AvailabilityError:
+            if began > until or began > listened + REFUSED_S:
+                raise
+        if time.monotonic() - began > LOOK_S / 2:  # it was not refused at once
+            listened = time.monotonic()
+        time.sleep(LOOK_AGAIN_S)

@@ -75,7 +75,9 @@ class ShardGroups:
         return [*self.leaders, *standbys]
 
     def next_wake(self) -> float:
-        """When `tick` may next do something."""
+        """When `tick` may next do something, or a wish waits to be taken."""
+        if self._wish is not None:
+            return -math.inf
         stopped = [one.stopped_at + STOPPED_S for one in self.processes if one.stopped_at is not None]
         return min([*stopped, *(group.start_at for group in self._groups.values())], default=math.inf)
 
