@@ -26,7 +26,7 @@ from psstore.client.store import Store
 from psstore.errors import BadArgument, StoreUnreachable
 from psstore.net import client_connection, fd_client
 from psstore.net.client_connection import ClientConnection
-from psstore.net.fd_server import MAX_VISITORS, TICKET_BYTES, MemoryServer
+from psstore.net.fd_server import MAPPED, MAX_VISITORS, TICKET_BYTES, MemoryServer
 from psstore.protocol.connection import Connection
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import SHARED_FROM_BYTES
@@ -304,6 +304,22 @@ def test_who_has_no_ticket_gets_nothing(store_url: str, lender: MemoryServer) ->
     assert visit(offer, bytes(TICKET_BYTES)) == 0
     lender.withdraw(connection)
     assert visit(offer, offer.ticket) == 0
+
+
+def test_a_client_that_is_gone_by_the_time_it_is_heard_shares_nothing(store_url: str, lender: MemoryServer) -> None:
+    connection, shared = stranger(), list[Connection]()
+    lender.on_shared = lambda client, _: shared.append(client)
+    offer = lender.offer(connection, Share())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(b"\0" + offer.address.encode())
+        sock.send(offer.ticket)
+        _, files, _, _ = socket.recv_fds(sock, 1, 3)
+        connection.end()
+        sock.send(MAPPED)
+        assert sock.recv(1) == b""
+    for file in files:
+        os.close(file)
+    assert not shared
 
 
 def test_silent_visitor_keeps_nobody_waiting(store_url: str, lender: MemoryServer) -> None:

@@ -187,6 +187,21 @@ def test_a_standby_sees_what_its_shard_received_and_no_longer_than_it_follows(se
         assert eventually(lambda: seen(looking, "pushes") == [1] * 4), "who is gone pushes nothing"
 
 
+def test_a_standby_lets_go_of_what_a_scale_made_ready_without_a_word_more(served: StoreProcess) -> None:
+    def held(store: Store) -> list[int]:
+        """Bytes that each shard has beside its values."""
+        return [int(one["memory_bytes"]) - int(one["value_bytes"]) for one in store.stats()]
+
+    with connect(served, "tcp", rank=0) as store:
+        store.create("w", np.zeros(2 << 20, F32), rule="sgd")
+        await_standbys(store)
+        before = held(store)
+        store.push("w", np.full(2 << 20, 1.0, F32))
+        store.commit({"lr": 1.0}, max_norm=1.0)
+        store.pull("w")
+        assert eventually(lambda: held(store) == before)
+
+
 def test_a_standby_that_dies_is_replaced_and_nobody_waits_for_it(served: StoreProcess) -> None:
     with connect(served) as store:
         create(store)

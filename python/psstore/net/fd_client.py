@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -70,9 +71,10 @@ def _visited(offer: Shared, unpack: Callable[[bytes, Sequence[int]], T | None]) 
         return None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            until = time.monotonic() + BORROW_S
             sock.settimeout(BORROW_S)
             sock.connect(b"\0" + offer.address.encode())
-            return _visit(sock, offer.ticket, unpack)
+            return _visit(sock, offer.ticket, unpack, until)
     except ConnectionRefusedError:
         return None  # nobody of that name here: the shard is elsewhere
     except (OSError, RuntimeError, ValueError, PsstoreError) as error:
@@ -80,8 +82,15 @@ def _visited(offer: Shared, unpack: Callable[[bytes, Sequence[int]], T | None]) 
         return None
 
 
-def _visit(sock: socket.socket, ticket: bytes, unpack: Callable[[bytes, Sequence[int]], T | None]) -> T | None:
+def _visit(
+    sock: socket.socket, ticket: bytes, unpack: Callable[[bytes, Sequence[int]], T | None], until: float
+) -> T | None:
+    def wait() -> None:
+        """For what comes next, no longer than until then."""
+        sock.settimeout(max(1e-3, until - time.monotonic()))
+
     sock.send(ticket)
+    wait()
     greeting, files, _, _ = socket.recv_fds(sock, GREETING_BYTES, 3)
     try:
         memory = unpack(greeting, files)
@@ -92,4 +101,5 @@ def _visit(sock: socket.socket, ticket: bytes, unpack: Callable[[bytes, Sequence
     if memory is None:
         return None
     sock.send(MAPPED)
+    wait()
     return memory if sock.recv(1) == SEALED else None

@@ -31,6 +31,7 @@ from psstore.errors import PsstoreError
 from psstore.net.credentials import is_trusted, peer_user
 from psstore.protocol.connection import Connection
 from psstore.protocol.sharing import described
+from psstore.protocol.states import ConnectionState
 from psstore.wire.messages import Parcel, Share, Shared, encode_body
 
 TICKET_BYTES = 32
@@ -178,7 +179,8 @@ class FdServer(ABC):
         self._strangers.pop(visitor, None)
         wrapped = offer.wrap()
         socket.send_fds(visitor, [wrapped.greeting], wrapped.files)
-        if await self._loop.sock_recv(visitor, 1) == MAPPED:
+        heard = await self._loop.sock_recv(visitor, 1)
+        if heard == MAPPED and offer.visitor.state is not ConnectionState.CLOSED:  # else it never goes
             wrapped.mapped()
             visitor.send(SEALED)
 

@@ -310,6 +310,8 @@ class Server:
                 return
             wake = self._service.data.next_wake()
         self._set_timer(wake)
+        if self._service.standby is not None and not self._service.is_settled:
+            self._settle_soon()  # the records that made slots ready for their step were no events
 
     def _handle(self, connection: ServerConnection, what: _core.Frame | Exception | None) -> None:
         """What goes wrong ends this connection only, unless it is the device."""

@@ -176,7 +176,9 @@ class StandbyList:
         self.on_in_sync(one.client)
 
     def shared(self, client: Connection, arena: _core.PushArena) -> None:
-        """Shows standbys what a client pushes through."""
+        """Shows standbys what a client pushes through. Frames that refer to a client's memory refer to its first."""
+        if client.id in self._memory:
+            return
         self._memory[client.id] = _Memory(client, arena.filenos()[0], next(self._addresses))
         for conn, one in self._of.items():
             self._show(conn, one, client.id)
