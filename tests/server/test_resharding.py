@@ -30,8 +30,9 @@ from psstore.server.other_member import look_at
 from psstore.server.processes import ShardProcess
 from psstore.server.supervisor import Supervisor
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
+from tests.support.fork_server import ServedPopen
 from tests.support.free_ports import free_ports
-from tests.support.server_process import POLL_S, StoreProcess, eventually, reshard
+from tests.support.server_process import POLL_S, StoreProcess, eventually, reshard, reshard_command
 
 F32 = np.float32
 ELEMS = 600_000
@@ -228,6 +229,31 @@ def test_the_store_goes_on_as_it_was_if_a_standby_takes_over_meanwhile() -> None
 
 
 @pytest.mark.one_loop
+def test_a_store_that_is_on_its_way_stands_still_whoever_goes_and_whoever_asks_again() -> None:
+    with (
+        StoreProcess("--shards", "2") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        training, stop = Training(store), threading.Event()
+        training.step()
+        trains = threading.Thread(target=training.until, args=[stop])
+        trains.start()
+        asking = ServedPopen(reshard_command(process.url, 3), stderr=subprocess.DEVNULL)
+        writer = stopped_writer(process)
+        asking.send_signal(signal.SIGINT)
+        asking.wait()
+        said = psstore_reshard(process.url, 3)
+        assert said.returncode == EXIT_MISSING
+        assert "somebody else has asked" in said.stderr
+        writer.resume()
+        assert eventually(lambda: len(training.at) == 1)
+        stop.set()
+        trains.join()
+        training.check()
+        assert len(store.stats()) == 3
+
+
+@pytest.mark.one_loop
 def test_the_standby_of_the_shard_that_was_asked_is_asked_again() -> None:
     with (
         StoreProcess("--shards", "2", "--standbys", "1") as process,
@@ -300,41 +326,30 @@ def test_a_wish_that_comes_while_other_shards_begin_is_granted_when_all_are_read
     address = f"ps://127.0.0.1:{port}"
     process = StoreProcess("--shards", "2", port=port)
 
-    def ask() -> None:
-        with contextlib.suppress(RolledBack, StoreUnreachable):  # the shard has ended, as it does then
-            while is_heard(PATIENCE_S):
-                pass
-
     def serves() -> bool:
         with contextlib.suppress(AvailabilityError):
             look_at(address, NO_CREDENTIALS)
             return True
         return False
 
-    def is_heard(timeout_s: float) -> bool:
-        """Whether somebody else is; for so long it is oneself."""
+    def is_asked() -> bool:
+        """Whether somebody's word was heard before."""
         try:
-            other_member.reshard(address, NO_CREDENTIALS, 3, timeout_s=timeout_s)
+            other_member.reshard(address, NO_CREDENTIALS, 3, timeout_s=POLL_S)
         except Overloaded:
             return True
+        except StoreUnreachable:  # this one's was, perhaps, and its connection has ended
+            pass
         return False
 
-    def somebody_is_heard() -> bool:
-        with contextlib.suppress(StoreUnreachable):
-            return is_heard(POLL_S)
-        return False
-
-    thread = threading.Thread(target=ask)
     try:
         assert eventually(lambda: len(process.shards()) == 2)
         late = max(process.shards(), key=psutil.Process.create_time)
         late.suspend()
         assert eventually(serves)
-        thread.start()
-        assert eventually(somebody_is_heard)
+        assert eventually(is_asked)
         late.resume()
         with process:
-            thread.join()
             assert eventually(lambda: len(look_at(address, NO_CREDENTIALS).welcome.addresses) == 3)
     finally:
         process.end()

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -64,6 +65,12 @@ CHECKPOINTS = frozenset((OPS["SAVE"], OPS["BEGIN"], OPS["KEEP"]))
 
 CLOCK_GRAIN_S = 1e-6
 """What is added where a time goes from one clock to another, so that it is over there, too, when it is over here."""
+
+
+class _ReshardAsked(NamedTuple):
+    client: str
+    conn: int
+    request: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +154,8 @@ class ShardService:
         """Called when this standby is to lead, by the word of somebody who knows that its shard is dead."""
         self.on_reshard: Callable[[int], None] = _refuse_to_reshard
         """Called with the number of shards that the store is to go on with. Raises BadArgument."""
-        self._reshard_asked: tuple[int, int] | None = None
-        """The connection and request of who has asked for that."""
+        self._reshard_asked: _ReshardAsked | None = None
+        """Who has asked for that, until it has come to nothing: the store may be on its way without its connection."""
         self.standstill = Standstill(shard, self.data, coordinator)
         self._followed = 0
         """The connection to the shard that this is a standby of."""
@@ -556,16 +563,20 @@ class ShardService:
     def _reshard(self, connection: Connection, frame: _core.Frame) -> None:
         if self.coordinator is None or self.standby is not None:
             raise UnexpectedMessage(f"RESHARD is for shard 0 where it leads; this is {self.identity.shard}")
-        if self._reshard_asked is not None and self._reshard_asked[0] in self._connections:
-            raise Overloaded("somebody else has asked for another number of shards just now; ask again")
-        self.on_reshard(m.decode_body(m.Reshard, frame.body).shards)
-        self._reshard_asked = connection.id, frame.request
+        asked, client = self._reshard_asked, connection.client
+        if asked is None:
+            self.on_reshard(m.decode_body(m.Reshard, frame.body).shards)
+        elif asked.client != client:  # that one's may be gone, and the store on its way all the same
+            raise Overloaded("somebody else has asked for another number of shards already; ask again in a while")
+        self._reshard_asked = _ReshardAsked(client, connection.id, frame.request)
 
     def not_resharded(self, why: str, now: float) -> list[Output]:
         """The store goes on with the shards that it has. Who wanted others is told why, and whoever was not heard has
         to say again what it said, on another connection."""
         asked, self._reshard_asked = self._reshard_asked, None
-        outputs: list[Output] = [] if asked is None else [failure(*asked, BadArgument(why))]
+        outputs = list[Output]()
+        if asked is not None:
+            outputs.append(failure(asked.conn, asked.request, BadArgument(why)))
         if self.standstill.since is not None:
             self._clock_ahead_s -= now - self.standstill.since  # nobody could be heard, and so nobody is late
             unheard = [conn for conn, connection in self._connections.items() if connection.is_gated]

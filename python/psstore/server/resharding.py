@@ -60,28 +60,28 @@ class Resharding:
         """Where it is written down, unless it has a place for checkpoints."""
         self.place = settings.checkpoint or str(self._temporary)
         client = secrets.token_hex(16)
+        duty = ReshardDuty(
+            client=client,
+            url=str(site.endpoints[0].local),
+            credentials=credentials,
+            place=self.place,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+        )
+        try:
+            self.process = ReshardProcess(duty)
+        except OSError:
+            self._clear_away()
+            raise
         for leader in leaders:
             leader.tell(f"{STAND_STILL} {client}")
-        self.process = ReshardProcess(
-            ReshardDuty(
-                client=client,
-                url=str(site.endpoints[0].local),
-                credentials=credentials,
-                place=self.place,
-                log_level=settings.log_level,
-                log_format=settings.log_format,
-            )
-        )
 
     def come_to_nothing(self, why: str, leaders: Sequence[ShardProcess]) -> None:
         """The store goes on with the shards that it has. `leaders`: what leads them by now."""
         self.process.kill()
         for leader in leaders:
             leader.tell(f"{NOT_RESHARDED} {why}")
-        for endpoint in self._more:
-            endpoint.close()
-            endpoint.remove_files()
-        self.done()
+        self._clear_away()
 
     def change(self, site: Site) -> None:
         """From now on the site is that of the new shards. REQUIRES: the old ones have ended."""
@@ -100,6 +100,13 @@ class Resharding:
         """What was written down is not needed any more."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _clear_away(self) -> None:
+        """Nothing is left of it."""
+        for endpoint in self._more:
+            endpoint.close()
+            endpoint.remove_files()
+        self.done()
 
 
 class Reshardings:
@@ -127,22 +134,20 @@ class Reshardings:
     def see_to(self, groups: ShardGroups, events: Sequence[object]) -> int | None:
         """The version at which the store stands still and is written down; None: it is not. `events`: whose reports
         are readable."""
-        wish = groups.take_wish()
-        if wish is not None:
-            self._begin_one(wish, groups)
         attempt = self.current
-        if attempt is None:
-            return None
-        if groups.leaders != attempt.leaders:
+        if attempt is not None and groups.leaders != attempt.leaders:
             self.give_up("a standby has taken over meanwhile: ask again", groups)
-        elif attempt.process in events:
+        elif attempt is not None and attempt.process in events:
             told = attempt.process.told()
             if told is not None and told[0] == WRITTEN:
                 return int(told[1])
             if told is not None:
                 self.give_up(told[1], groups)
-        elif time.monotonic() > attempt.until:
+        elif attempt is not None and time.monotonic() > attempt.until:
             self.give_up("it was not written down in time", groups)
+        wish = groups.take_wish()
+        if wish is not None:
+            self._begin_one(wish, groups)
         return None
 
     def give_up(self, why: str, groups: ShardGroups) -> None:
@@ -166,9 +171,9 @@ class Reshardings:
             self.current.end()
 
     def _begin_one(self, num_shards: int, groups: ShardGroups) -> None:
+        if self.current is not None:
+            return  # who asks is told what becomes of that
         try:
-            if self.current is not None:
-                raise BadArgument("it is on its way to another number of shards already")
             self.current = self._begin(num_shards, groups.leaders)
         except (BadArgument, OSError) as error:
             groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")

@@ -134,6 +134,10 @@ async def serve(settings: ShardSettings) -> None:
         stopped.set()
 
     server.on_device_failed = give_up
+    if settings.is_whole:
+        service.on_reshard = lambda shards: report(RESHARD, str(shards))
+        orders.on_stand_still = service.standstill.allow  # which may come with the order to lead
+        orders.on_not_resharded = server.not_resharded
     sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
     if settings.follows is None:
         begin_at(settings, service, keeper)
@@ -146,10 +150,6 @@ async def serve(settings: ShardSettings) -> None:
     service.standbys.on_retired = lambda client: report(RETIRED, client)
     orders.on_without = server.done_without
     orders.on_over = server.store_ends
-    if settings.is_whole:
-        service.on_reshard = lambda shards: report(RESHARD, str(shards))
-        orders.on_stand_still = service.standstill.allow
-        orders.on_not_resharded = server.not_resharded
     if coordinator is not None:
         members, refusals = MemberLog(coordinator.membership), RefusalLog(coordinator.rounds.norm_guard)
 
