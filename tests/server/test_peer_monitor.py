@@ -59,6 +59,7 @@ async def verdict_on_a_loss(*answers: Mapping[str, str], until_done: bool = True
         goes_back=True,
         store="",
         former="",
+        is_whole=False,
         is_new=True,
         ended_before=tuple,
         until_done=until_done,

@@ -38,6 +38,8 @@ F32 = np.float32
 ELEMS = 600_000
 """Some slices, on every shard."""
 
+HELD_WRITER = Path(__file__).parents[1] / "support" / "held_writer"
+
 pytestmark = pytest.mark.sockets
 
 
@@ -226,6 +228,25 @@ def test_the_store_goes_on_as_it_was_if_a_standby_takes_over_meanwhile() -> None
         leader = leaders(process)[1]
         with on_its_way(process, why):
             os.kill(leader, signal.SIGKILL)
+
+
+@pytest.mark.one_loop
+def test_a_store_that_ends_with_its_workers_may_stand_still_for_longer_than_they_may_be_away(tmp_path: Path) -> None:
+    patience_s, go_on = 1.0, tmp_path / "writer"
+    flags = ("--workers", "1", "--until-done", "--patience-s", str(patience_s))
+    environ = {"PYTHONPATH": str(HELD_WRITER), "HELD_WRITER": str(go_on)}
+    with (
+        StoreProcess(*flags, environ=environ) as process,
+        psstore.connect(process.url, rank=0, wait_s=PATIENCE_S) as store,
+    ):
+        training = Training(store)
+        training.step()
+        with resharded(process, 2) as done:
+            assert eventually(go_on.with_suffix(".frozen").exists)
+            time.sleep(3 * patience_s)
+            go_on.touch()
+            training.until(done)
+        training.check()
 
 
 @pytest.mark.one_loop

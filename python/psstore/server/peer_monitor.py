@@ -32,7 +32,7 @@ from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
 from psstore.server.other_member import refuses
 from psstore.types import Consistency, grace_text
-from psstore.wire.messages import Welcome
+from psstore.wire.messages import Role, Welcome
 
 POLL_S = 1.0
 """How often the counters are asked for: how late an end is noticed."""
@@ -73,6 +73,8 @@ class Duty:
     """This host's id of this life, on the host of shard 0."""
     former: str
     """Shard 0's id of the life before, on other hosts: that one is over."""
+    is_whole: bool
+    """All shards run here: the store may stand still, and is to be asked meanwhile, too."""
     is_new: bool
     """This host's shard begins with the store; else it goes on with what another process of it had."""
     ended_before: Callable[[], Sequence[str]]
@@ -276,7 +278,9 @@ class _Peer:
         # A shard that may be led elsewhere is waited for: what it held may be there.
         self._patience_s = math.inf if len(addresses) > 1 else duty.patience_s
         self._duty = duty
-        self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", credentials=duty.credentials)
+        # A standby answers operators; where hosts have standbys, who leads is to be asked.
+        role: Role = "operator" if duty.is_whole else "client"
+        self._identity = ClientIdentity(client=secrets.token_hex(16), role=role, credentials=duty.credentials)
         self._reconnector: Reconnector | None = None
         self._welcome: Welcome | None = None
 

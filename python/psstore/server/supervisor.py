@@ -669,6 +669,7 @@ class Supervisor:
             credentials=self._credentials,
             restored=self._restore.version if self._restore is not None else -1,
             goes_back=self._settings.restarts > 0,
+            is_whole=site.is_whole,
             is_new=not self._joined,
             store=self._store,
             former=self._former,
