@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -213,6 +214,47 @@ def test_a_clean_end_writes_a_last_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "owner.json").exists(), "the place is anybody's again"
 
 
+def test_the_last_checkpoint_is_waited_for_whatever_happens_to_standbys(tmp_path: Path) -> None:
+    with served("--checkpoint", str(tmp_path / "run"), "--standbys", "1") as process:
+        with training(process) as store:
+            step(store, 1)
+            assert eventually(lambda: all(shard["standbys"] == 1 for shard in store.stats()))
+            leader = int(store.stats()[0]["process"])
+        writer = next(one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline())
+        writer.suspend()
+        process.signal(signal.SIGTERM)
+        os.kill(leader, signal.SIGKILL)  # its standby leads
+        assert eventually(lambda: "serves again" in process.log())
+        writer.resume()
+        assert process.wait() == 0
+    assert written(tmp_path) == [1]
+
+
+def test_a_last_checkpoint_that_is_not_written_is_told(tmp_path: Path) -> None:
+    with served("--checkpoint", str(tmp_path / "run")) as process:
+        with training(process) as store:
+            step(store, 1)
+        writer = next(one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline())
+        writer.suspend()
+        process.signal(signal.SIGTERM)
+        time.sleep(0.2)  # the store waits for it
+        writer.kill()
+        assert process.wait() == 0
+        assert "the last checkpoint was not written" in process.log()
+
+
+def test_shards_of_several_hosts_write_a_last_checkpoint_when_the_workers_are_done(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret of more than sixteen bytes")
+    token.chmod(0o600)
+    with hosts(3, token, "--checkpoint", str(tmp_path / "run"), "--until-done") as shards:
+        with psstore.connect(shards[0].url, rank=0, token=token.read_text()) as store:
+            store.create_many([TensorSpec(name=name, shape=shape, rule="adam") for name, shape in SHAPES.items()])
+            step(store, 1, "adam")
+        assert [shard.wait() for shard in shards] == [0, 0, 0]
+    assert written(tmp_path) == [1]
+
+
 def test_what_is_written_while_workers_train_is_one_version(tmp_path: Path) -> None:
     """All tensors get the same gradient in each step, so that they are equal at each version."""
     place = str(tmp_path / "run")
@@ -262,15 +304,18 @@ def test_shards_of_several_hosts_are_written_and_restored(tmp_path: Path) -> Non
     place, token = str(tmp_path / "run"), tmp_path / "token"
     token.write_text("a secret of more than sixteen bytes")
     token.chmod(0o600)
-    with hosts(2, token, "--checkpoint", place) as url, psstore.connect(url, token=token.read_text()) as store:
+    with (
+        hosts(2, token, "--checkpoint", place) as shards,
+        psstore.connect(shards[0].url, token=token.read_text()) as store,
+    ):
         store.create_many([TensorSpec(name=name, shape=shape, rule="adam") for name, shape in SHAPES.items()])
         for number in (1, 2):
             step(store, number, "adam")
         assert store.checkpoint() == 2
         at_two = everything(store)
     with (
-        hosts(3, token, "--restore", f"{place}@2") as url,
-        psstore.connect(url, token=token.read_text()) as store,
+        hosts(3, token, "--restore", f"{place}@2") as shards,
+        psstore.connect(shards[0].url, token=token.read_text()) as store,
     ):
         assert everything(store) == at_two
         step(store, 3, "adam")
@@ -278,7 +323,7 @@ def test_shards_of_several_hosts_are_written_and_restored(tmp_path: Path) -> Non
 
 
 @contextlib.contextmanager
-def hosts(count: int, token: Path, *flags: str) -> Iterator[str]:
+def hosts(count: int, token: Path, *flags: str) -> Iterator[list[StoreProcess]]:
     """A store of so many shards, each of which is started by itself."""
     with contextlib.ExitStack() as ends:
         bound = [ends.enter_context(socket.socket()) for _ in range(count)]
@@ -296,7 +341,7 @@ def hosts(count: int, token: Path, *flags: str) -> Iterator[str]:
         for shard in reversed(shards):  # shard 0 ends first
             ends.callback(shard.end)
         assert all(shard.wait_ready() for shard in shards), [shard.log() for shard in shards]
-        yield shards[0].url
+        yield shards
 
 
 # ---- whoever lived through it ----

@@ -61,7 +61,7 @@ async def verdict_on_a_loss(*answers: Mapping[str, str], until_done: bool = True
         former="",
         is_whole=False,
         is_new=True,
-        ended_before=tuple,
+        has_last_word=lambda: True,
         until_done=until_done,
         patience_s=60.0,
     )

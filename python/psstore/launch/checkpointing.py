@@ -68,17 +68,18 @@ class Schedule:
         while not self._is_over.wait(LOOK_S):
             if time.monotonic() >= not_before and self._is_due() and not self._write():
                 not_before = time.monotonic() + RETRY_S
-        if self._num_new():
+        try:
+            is_new = self._num_new() > 0
+        except PsstoreError as error:
+            _log.warning("no last checkpoint was written to %s: %s", self._duty.place, error.message)
+            return
+        if is_new:
             # Workers that died are where they handed in last: a checkpoint of then is worth more than one of now.
             self._write(whole=self._has_one())
 
     def _num_new(self) -> int:
-        """Decisions since the last checkpoint."""
-        try:
-            return int(self._store.stats()[0]["version"]) - self._version
-        except PsstoreError as error:
-            _log.debug("the store was not asked whether a checkpoint is due: %s", error.message)
-            return 0
+        """Decisions since the last checkpoint. Raises PsstoreError."""
+        return int(self._store.stats()[0]["version"]) - self._version
 
     def _has_one(self) -> bool:
         """Whether there is a checkpoint to go on from, whoever had it written."""
@@ -89,7 +90,11 @@ class Schedule:
 
     def _is_due(self) -> bool:
         seconds = time.monotonic() - self._written_at
-        return self._duty.interval.is_over(decisions=self._num_new(), seconds=seconds)
+        try:
+            return self._duty.interval.is_over(decisions=self._num_new(), seconds=seconds)
+        except PsstoreError as error:
+            _log.debug("the store was not asked whether a checkpoint is due: %s", error.message)
+            return False
 
     def _write(self, *, whole: bool = False) -> bool:
         """False: it is not written; training goes on. `whole`: not without what workers hand in."""

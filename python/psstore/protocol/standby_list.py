@@ -91,6 +91,8 @@ class StandbyList:
     ) -> None:
         """`lease_s`: for so long after a beat that it has answered a standby does nothing to lead by vote; inf: it
         leads by the word of who watches both. `lender`: of memory that standbys may see."""
+        self.has_ended = False
+        """The workers are done, and what was to come of that was done, too: all processes of the store may go."""
         self.epoch = 0
         """How many leaders the shard has had, this one not counted."""
         self.on_in_sync: Callable[[str], None] = lambda client: None
@@ -127,7 +129,12 @@ class StandbyList:
         """For STATS."""
         data = self._facts.data
         lags = [data.last_record - has for _, counts, has in data.followers() if counts]
-        return {"led_before": self.epoch, "standbys": len(self.clients), "standby_lag": max(lags, default=0)}
+        return {
+            "has_ended": int(self.has_ended),
+            "led_before": self.epoch,
+            "standbys": len(self.clients),
+            "standby_lag": max(lags, default=0),
+        }
 
     def came(self, connection: Connection, client: str, *, place: str = "") -> None:
         """Notes a new standby, for the next `look`. `place`: those that were there before will never lead.
@@ -213,7 +220,8 @@ class StandbyList:
                     self.on_dropped(conn)
 
     def store_ends(self) -> None:
-        """Tells them that the workers are done."""
+        """Tells them that the workers are done, and whoever asks for counters."""
+        self.has_ended = True
         if self._facts.data.is_followed:
             self._facts.data.record(r.encode_record(r.StoreEnds()))
 

@@ -166,8 +166,8 @@ class ApartGroup:
         return None
 
     def store_ends(self) -> None:
-        """Has the other process hear that the workers are done, whatever its host has heard. To be called before the
-        one here is told to end."""
+        """Has the other process hear that the workers are done, whatever its host has heard, and other hosts that they
+        may go. To be called before the one here is told to end."""
         if self.leads and self._child is not None:
             self._child.tell(OVER)
 

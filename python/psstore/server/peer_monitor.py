@@ -30,15 +30,14 @@ from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
-from psstore.server.other_member import refuses
 from psstore.types import Consistency, grace_text
 from psstore.wire.messages import Role, Welcome
 
 POLL_S = 1.0
 """How often the counters are asked for: how late an end is noticed."""
 
-LINGER_S = 10.0
-"""How long shard 0's hosts wait for those who are to go before them, once they have heard of the end."""
+LAST_WORD_S = 660.0
+"""How long shard 0's host may take until it says that all may go: it has the last checkpoint written."""
 
 GONE_S = 0.5
 """A shard whose host refuses every connection for so long is gone, where the store goes back then; and how often a host
@@ -77,8 +76,8 @@ class Duty:
     """All shards run here: the store may stand still, and is to be asked meanwhile, too."""
     is_new: bool
     """This host's shard begins with the store; else it goes on with what another process of it had."""
-    ended_before: Callable[[], Sequence[str]]
-    """Where those processes are that hear of the end from here, and go first. Called on the monitor's thread."""
+    has_last_word: Callable[[], bool]
+    """Whether the others end when it is said here that they may. Called on the monitor's thread."""
     until_done: bool
     """True if the job is over when all workers have joined and left, or are lost for `patience_s`."""
     patience_s: float
@@ -170,10 +169,9 @@ async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
 async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
     coordinator, terms = peers[0], duty.consistency
     job_state = JobState(num_workers=terms.num_workers, patience_s=duty.patience_s, elastic=terms.elastic)
-    attending = _attend(coordinator, job_state if duty.until_done else None)
-    verdict: Verdict | None
+    attending = _attend(coordinator, job_state if duty.until_done else None, duty.has_last_word)
     try:
-        verdict = await _first_of([attending, *(_keep(peer, coordinator, duty) for peer in peers[1:])])
+        return await _first_of([attending, *(_keep(peer, coordinator, duty) for peer in peers[1:])])
     except StoreUnreachable:
         # Its host may have heard before this one that the workers are done, and have ended it.
         if not (duty.until_done and coordinator.is_up):
@@ -181,17 +179,7 @@ async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
         verdict = job_state.update(await coordinator.counters(), asyncio.get_running_loop().time())
         if verdict is None:
             raise
-    await _linger(duty.ended_before)
-    return verdict
-
-
-async def _linger(ended_before: Callable[[], Sequence[str]]) -> None:
-    """Until nobody listens any more where somebody was to hear of the end, or they had the time for that."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + LINGER_S
-    for place in ended_before():
-        while not await loop.run_in_executor(None, refuses, place) and loop.time() < until:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S / 10)
+        return verdict
 
 
 async def _first_of(waits: list[Coroutine[None, None, Verdict]]) -> Verdict:
@@ -232,17 +220,21 @@ def _is_in_use(welcome: Welcome, counters: Mapping[str, int | float | str]) -> b
     )
 
 
-async def _attend(coordinator: _Peer, job_state: JobState | None) -> Verdict:
-    """Until the workers are done. `job_state`: None if that is not to be noticed. Raises StoreUnreachable if shard 0 is
-    gone."""
+async def _attend(coordinator: _Peer, job_state: JobState | None, has_last_word: Callable[[], bool]) -> Verdict:
+    """Until the workers are done, and it was said that all may go. `job_state`: None if that is not to be noticed.
+    Raises StoreUnreachable if shard 0 is gone."""
     await coordinator.reach()
+    done_since: float | None = None
     while True:
         counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
         if job_state is not None:
             verdict, reminder = job_state.update(counters, now), job_state.reminder(counters, now)
             if verdict is not None:
-                return verdict
-            if reminder is not None:
+                done_since = now if done_since is None else done_since
+                may_go = counters["has_ended"] or has_last_word() or now - done_since > LAST_WORD_S
+                if may_go or verdict.reason is not None:
+                    return verdict
+            elif reminder is not None:
                 _log.warning("%s", reminder)
         await asyncio.sleep(POLL_S)
 

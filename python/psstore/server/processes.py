@@ -111,6 +111,10 @@ class MetricsDuty(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat
 
 
+EXIT_S = 1.0
+"""How long a process may take to end whose report has ended."""
+
+
 class Companion:
     """A process beside the shards, without which they do: it is started again when it ends by itself."""
 
@@ -143,6 +147,13 @@ class CheckpointProcess(Companion):
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(LAST_CHECKPOINT)
             self._process.stdin.close()
+
+    def has_failed(self) -> bool:
+        """Whether it has ended otherwise than by itself. REQUIRES: its report has ended."""
+        try:
+            return self._process.wait(EXIT_S) != 0
+        except subprocess.TimeoutExpired:
+            return True
 
 
 class ReshardProcess(Companion):

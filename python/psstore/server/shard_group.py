@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import IN_SYNC, LEAD, LOST, READY, RESHARD, RETIRED, WITHOUT
+from psstore.server.settings import IN_SYNC, LEAD, LOST, OVER, READY, RESHARD, RETIRED, WITHOUT
 
 STOPPED_S = 2.0
 """How long a process may stand still, as the system says, before it is done without."""
@@ -112,7 +112,9 @@ class ShardGroups:
     """Never told: who watches both processes of a shard knows."""
 
     def store_ends(self) -> None:
-        """Does nothing: standbys here end with their shards."""
+        """Has shard 0 say to other hosts that all may go, if it is here: standbys here end with their shards."""
+        for leader in self.leaders:
+            leader.tell(OVER)
 
     def resign(self) -> None:
         """Does nothing, either."""
@@ -137,6 +139,8 @@ class ShardGroups:
                 self._do_without(index, group, rest)
             elif what == RESHARD:
                 self._wish = int(rest)
+            elif what == OVER:
+                pass  # this standby has heard so from its shard
             elif what == READY and group.led_at is not None:
                 waited_s, group.led_at = time.monotonic() - group.led_at, None
                 _log.warning("%s serves again, from version %s on, %.2f s after that", child.name, rest, waited_s)

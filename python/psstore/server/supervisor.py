@@ -81,6 +81,9 @@ START_S = 60.0
 RESTORE_S = 3600.0
 """START_S where shards read or look at a storage first, which may be slow, or somebody else's for a while."""
 
+LINGER_S = 10.0
+"""How long other hosts may take to go, which hear of the end from this one."""
+
 LAST_CHECKPOINT_S = 600.0
 """How long the last checkpoint of a store that is asked to end may take."""
 
@@ -282,11 +285,8 @@ class Supervisor:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
             self._checkpoints.end()
-            if self._groups is not None:
-                if ending.is_asked:
-                    self._groups.resign()
-                elif ending.status == EXIT_OK:
-                    self._groups.store_ends()
+            if self._groups is not None and ending.is_asked:
+                self._groups.resign()
             self._stop(selector)
             return ending.status
 
@@ -306,6 +306,9 @@ class Supervisor:
             self._reshardings.give_up(ending.reason or "it is to end", self._groups)
         if ending.status == EXIT_OK and ending.written is None:
             self._end_checkpoints(selector)
+            if not ending.is_asked and self._groups is not None:
+                self._groups.store_ends()
+                self._linger(site.ended_before(leads=self._groups.leads), selector)
         return ending
 
     # ---- phases: each waits for reports of the children and of the monitor, and for signals ----
@@ -673,7 +676,7 @@ class Supervisor:
             is_new=not self._joined,
             store=self._store,
             former=self._former,
-            ended_before=lambda: site.ended_before(leads=self._groups is not None and self._groups.leads),
+            has_last_word=lambda: site.first == 0 and self._groups is not None and self._groups.leads,
             until_done=self._settings.until_done,
             patience_s=self._settings.patience_s,
         )
@@ -720,11 +723,39 @@ class Supervisor:
 
     def _end_checkpoints(self, selector: selectors.BaseSelector) -> None:
         """Has the last one written. Another signal ends the wait."""
-        if self._checkpoints.process is None:
+        process = self._checkpoints.process
+        if process is None:
             return
-        self._checkpoints.process.finish()
-        if not self._news(selector, time.monotonic() + LAST_CHECKPOINT_S):
+        process.finish()
+        until = time.monotonic() + LAST_CHECKPOINT_S
+        while (events := self._hear(selector, until)) and process not in events:
+            pass
+        if events == []:
             _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
+        elif events is None or process.has_failed():
+            _log.warning("the last checkpoint was not written")
+        self._checkpoints.end()
+
+    def _linger(self, places: Sequence[str], selector: selectors.BaseSelector) -> None:
+        """Until nobody listens any more where others hear of the end from here, or they had the time for that."""
+        from psstore.server.other_member import refuses
+
+        until = time.monotonic() + LINGER_S
+        for place in places:
+            while not refuses(place) and time.monotonic() < until:
+                if self._hear(selector, time.monotonic() + LOOK_AGAIN_S) is None:
+                    return
+
+    def _hear(self, selector: selectors.BaseSelector, deadline: float) -> list[Event] | None:
+        """What comes by then as the store ends; standbys lead meanwhile. None: there is nothing to wait for any more,
+        since a signal has come, or the store is lost."""
+        assert self._groups is not None, "it has not ended yet"
+        events = self._news(selector, deadline)
+        lost = [self._groups.heard(event) for event in events if isinstance(event, ShardProcess)]
+        if self._monitor is not None and self._monitor in events:
+            self._monitor.take()  # it knows of the end, as we do
+        is_over = any(isinstance(event, Signals) for event in events) or any(fate is not None for fate in lost)
+        return None if is_over else events
 
     def _begin_metrics(self) -> None:
         """Before any shard runs: that one takes its time to restore is no reason to be out of reach."""
