@@ -98,6 +98,24 @@ def test_a_store_goes_back_while_its_disk_is_full(tmp_path: Path) -> None:
             assert_array_equal(store.pull("w"), np.full(8, -2.0, F32))
 
 
+def test_a_store_goes_back_once_its_storage_is_there_again(tmp_path: Path) -> None:
+    place, away = tmp_path / "run", tmp_path / "away"
+    flags = ("--checkpoint", str(place), "--checkpoint-every", "1000000", "--restarts", "1")
+    with StoreProcess(*flags) as served, psstore.connect(served.url, wait_s=PATIENCE_S) as store:
+        store.create("w", np.zeros(ELEMS, F32), rule="sgd")
+        train(store, until=1)
+        assert store.checkpoint() == 1
+        place.rename(away)
+        place.touch()
+        kill(served, 0)
+        assert eventually(lambda: "it is looked for again" in served.log())
+        place.unlink()
+        away.rename(place)
+        with pytest.raises(RolledBack):
+            store.push("w", np.ones(ELEMS, F32))
+        assert_array_equal(psstore.connect(served.url).pull("w"), np.full(ELEMS, -1.0, F32))
+
+
 @pytest.mark.parametrize("transport", TO_SHARDS)
 def test_all_go_back_to_the_latest_checkpoint_and_clients_go_on(served: StoreProcess, transport: str) -> None:
     with connect(served, transport) as store:

@@ -224,6 +224,25 @@ def test_a_standby_that_dies_is_replaced_and_nobody_waits_for_it(served: StorePr
         assert_array_equal(store.pull("w"), np.full(ELEMS, expected(4), F32))
 
 
+def test_a_standby_for_which_there_is_no_room_is_started_later(served: StoreProcess) -> None:
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        supervisor = psutil.Process(served.process.pid)
+        leaders = {leader(store, 0), leader(store, 1)}
+        most, hard = supervisor.rlimit(psutil.RLIMIT_NOFILE)
+        supervisor.rlimit(psutil.RLIMIT_NOFILE, (supervisor.num_fds() - 2, hard))
+        for one in served.shards():
+            if one.pid not in leaders:
+                one.kill()
+        assert eventually(lambda: "gets no standby for now" in served.log())
+        train(store, 3)
+        supervisor.rlimit(psutil.RLIMIT_NOFILE, (most, hard))
+        await_standbys(store)
+        assert {leader(store, 0), leader(store, 1)} == leaders
+        assert_array_equal(store.pull("w"), np.full(ELEMS, expected(3), F32))
+
+
 @pytest.mark.parametrize("who", ["leader", "standby"])
 def test_who_stands_still_is_done_without(served: StoreProcess, who: str) -> None:
     with connect(served) as store:

@@ -117,7 +117,11 @@ class ApartGroup:
         now = time.monotonic()
         if self._start_at <= now:
             self._start_at = math.inf
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # the machine has no room for another process
+                _log.error("%s can't be started here: %s", self._name, error)
+                self._start_after_pause()
         if self._ask_at > now:
             return None
         self._ask_at = time.monotonic() + ASK_S
@@ -253,9 +257,12 @@ class ApartGroup:
             self._fate = fate, time.monotonic() + self._patience_s
             return self._hand_over(*self._fate)
         _log.warning("%s; it is started again", fate)
-        self._pause_s = FIRST_PAUSE_S if was_in_sync else min(2 * self._pause_s, MAX_PAUSE_S)
-        self._start_at = time.monotonic() + self._pause_s
+        self._start_after_pause(is_first=was_in_sync)
         return None
+
+    def _start_after_pause(self, *, is_first: bool = False) -> None:
+        self._pause_s = FIRST_PAUSE_S if is_first else min(2 * self._pause_s, MAX_PAUSE_S)
+        self._start_at = time.monotonic() + self._pause_s
 
     def _hand_over(self, fate: str, until: float) -> str | None:
         """The process here led, and is dead. Its fate, if nobody can lead."""

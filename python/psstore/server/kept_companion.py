@@ -4,13 +4,18 @@ once, again and again."""
 from __future__ import annotations
 
 import logging
+import math
 import selectors
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from psstore.server.processes import Companion, ShortLives
 
 C = TypeVar("C", bound=Companion)
+
+PAUSE_S = 10.0
+"""Before it is tried again to start what could not be."""
 
 _log = logging.getLogger("psstore.supervisor")
 
@@ -29,11 +34,28 @@ class KeptCompanion(Generic[C]):
         self._name = name
         self._when_let_be = when_let_be
         self._lives = ShortLives()
+        self._start_at = math.inf
+        """When that is tried again."""
 
     def begin(self) -> None:
-        """REQUIRES: it does not run."""
-        self.process = self._start()
-        self._selector.register(self.process.report, selectors.EVENT_READ, self.process)
+        """Now, or as soon as the machine has room for another process. REQUIRES: it does not run."""
+        try:
+            self.process = self._start()
+        except OSError as error:
+            _log.error("what %s can't be started, and is tried again in %g s: %s", self._name, PAUSE_S, error)
+            self._start_at = time.monotonic() + PAUSE_S
+        else:
+            self._start_at = math.inf
+            self._selector.register(self.process.report, selectors.EVENT_READ, self.process)
+
+    def next_wake(self) -> float:
+        """When `tick` may do something."""
+        return self._start_at
+
+    def tick(self) -> None:
+        """Does what is due."""
+        if self._start_at <= time.monotonic():
+            self.begin()
 
     def begin_again(self) -> None:
         """REQUIRES: it has ended by itself."""
@@ -47,7 +69,8 @@ class KeptCompanion(Generic[C]):
         self.begin()
 
     def end(self) -> None:
-        """At once, if it runs."""
+        """At once, if it runs, and it is not tried again."""
+        self._start_at = math.inf
         if self.process is not None:
             self._selector.unregister(self.process.report)
             self.process.kill()

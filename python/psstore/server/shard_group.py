@@ -152,8 +152,13 @@ class ShardGroups:
 
     def _start(self, index: int, group: _Group) -> None:
         assert self._start_standby is not None, "else none is due"
-        group.standby, group.in_sync = self._start_standby(index), False
-        self._selector.register(group.standby.report, selectors.EVENT_READ, group.standby)
+        try:
+            group.standby, group.in_sync = self._start_standby(index), False
+        except OSError as error:  # the machine has no room for another process
+            _log.error("%s gets no standby for now: %s", group.leader.name, error)
+            self._start_again(index, group)
+        else:
+            self._selector.register(group.standby.report, selectors.EVENT_READ, group.standby)
 
     def _start_soon(self, index: int, pause_s: float = 0.0) -> None:
         if self._start_standby is not None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 import msgspec
 
 from psstore.config import TOKEN_RECIPE, Credentials, read_tokens
-from psstore.errors import AvailabilityError, BadArgument
+from psstore.errors import AvailabilityError, BadArgument, StorageError
 from psstore.exit_codes import EXIT_FAILED, EXIT_OK
 from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
@@ -304,12 +304,20 @@ class Supervisor:
         ending = self._await_end(site, selector)
         if isinstance(self._groups, ShardGroups) and self._reshardings.current is not None and ending.written is None:
             self._reshardings.give_up(ending.reason or "it is to end", self._groups)
-        if ending.status == EXIT_OK and ending.written is None:
-            self._end_checkpoints(selector)
-            if not ending.is_asked and self._groups is not None:
-                self._groups.store_ends()
-                self._linger(site.ended_before(leads=self._groups.leads), selector)
+        if ending.written is None and ending.dead is None:
+            self._conclude(ending, site, selector)
         return ending
+
+    def _conclude(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> None:
+        """What is to be done as long as all shards are there, here and on other hosts."""
+        groups = self._groups
+        assert groups is not None, "all are ready"
+        if ending.status == EXIT_OK:
+            self._end_checkpoints(selector)
+        if not ending.is_asked:
+            if ending.status == EXIT_OK:
+                groups.store_ends()
+            self._linger(site.ended_before(leads=groups.leads), selector)
 
     # ---- phases: each waits for reports of the children and of the monitor, and for signals ----
 
@@ -436,10 +444,10 @@ class Supervisor:
         while True:
             try:
                 return self._start(site, life, selector)
-            except BadArgument as error:
+            except (BadArgument, OSError) as error:  # there may be no room for another process
                 if time.monotonic() >= until:
                     raise
-                _log.warning("%s; it is tried again in %g s", error.message, pause_s)
+                _log.warning("%s; it is tried again in %g s", error, pause_s)
             self._kill_shards(selector)
             for event in self._news(selector, time.monotonic() + pause_s):
                 if isinstance(event, Signals):
@@ -530,6 +538,8 @@ class Supervisor:
             events = self._news(selector, 0.0 if lost else partial(self._next_wake, groups))
             if any(isinstance(event, CheckpointProcess) for event in events):
                 self._checkpoints.begin_again()
+            self._checkpoints.tick()
+            self._metrics.tick()
             heard = [groups.heard(event) for event in events if isinstance(event, ShardProcess)]
             if groups.is_over:
                 return Ending(EXIT_OK)
@@ -546,7 +556,7 @@ class Supervisor:
         return Ending.heard(self._monitor.take())
 
     def _next_wake(self, groups: ShardGroups | ApartGroup) -> float:
-        return min(groups.next_wake(), self._reshardings.next_wake())
+        return min(one.next_wake() for one in (groups, self._reshardings, self._checkpoints, self._metrics))
 
     def _go_back(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Ends what is left of a store whose shards have died, for all to start again from its latest checkpoint. Our
@@ -559,15 +569,30 @@ class Supervisor:
         if site.first != 0:
             _log.warning("%s; waiting for shard 0 to go back (restart %s)", ending.dead, self._restart())
             return self._begin(site, selector)
-        from psstore.server.restore_plan import AUTO, find_checkpoint
+        from psstore.server.restore_plan import AUTO
 
-        self._restore = find_checkpoint(AUTO, own_place=self._settings.checkpoint) or self._restore
+        self._restore = self._find_again(AUTO, selector) or self._restore
         if self._restore is None:
             _log.error("%s, before there was a checkpoint to go back to", ending.dead)
             return None
         version = self._restore.version
         _log.warning("%s; all shards go back to version %d (restart %s)", ending.dead, version, self._restart())
         return self._begin(site, selector)
+
+    def _find_again(self, asked: str, selector: selectors.BaseSelector) -> RestoreFrom | None:
+        """As `find_checkpoint`, of a store that goes on: storage that fails may do so for a while. Tries for
+        `patience_s`. Raises StorageError."""
+        from psstore.server.restore_plan import find_checkpoint
+
+        until, pause_s = time.monotonic() + self._settings.patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return find_checkpoint(asked, own_place=self._settings.checkpoint)
+            except StorageError as error:
+                if time.monotonic() >= until or self._news(selector, time.monotonic() + pause_s):  # it is to end
+                    raise
+                _log.warning("%s; it is looked for again", error.message)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def _end_all(self, selector: selectors.BaseSelector) -> None:
         """Kills whatever runs of this life of the store."""
@@ -643,15 +668,13 @@ class Supervisor:
         resharding = self._reshardings.current
         if ending.written is None or resharding is None:
             return None
-        from psstore.server.restore_plan import find_checkpoint
-
         self._end_all(selector)
         selector.unregister(resharding.process.report)
         resharding.change(site)
         self._settings, self._store = resharding.settings, secrets.token_hex(8)
         if self._user_token is not None:
             self._user_token.also(site.own())
-        self._restore = find_checkpoint(f"{resharding.place}@{ending.written}", own_place=None)
+        self._restore = self._find_again(f"{resharding.place}@{ending.written}", selector)
         self._metrics.end()  # it is told where the shards are
         self._begin_metrics()
         _log.warning(
