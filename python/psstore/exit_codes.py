@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
 EXIT_OK = 0
@@ -20,6 +21,15 @@ EXIT_NO_PROGRAM = 127
 
 EXIT_SIGNAL = 128
 """And a signal's number: as a shell has it."""
+
+
+def signal_name(number: int) -> str:
+    """'SIGKILL'; 'signal 40' of those that have only numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
 
 OF_ALL: Mapping[int, str] = {
     EXIT_OK: "done",

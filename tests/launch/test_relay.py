@@ -23,7 +23,7 @@ from psstore.launch.relay import Relay
 from tests.support.between_frames import between_frames
 from tests.support.cluster import PATIENCE_S, SHM, clusters
 from tests.support.free_ports import free_ports
-from tests.support.server_process import END_S, StoreProcess
+from tests.support.server_process import END_S, StoreProcess, reshard
 
 F32 = np.float32
 NUM_SCHEDULES = 60
@@ -110,6 +110,22 @@ def test_a_relay_in_half_precision_has_what_its_readers_would_have_of_the_store(
             assert found.keys() - expected.keys() == {RELAYED}
             for name, value in expected.items():
                 assert (found[name].dtype, found[name].tobytes()) == (value.dtype, value.tobytes())
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_a_relay_goes_on_with_its_own_store() -> None:
+    with LocalStore() as followed, StoreProcess() as own, psstore.connect(own.url, rank=0) as there:
+        trainer, relay = followed.connect(rank=0), Relay(there)
+        reader = FollowingReader(followed.connect(role="client"), None, None)
+        trainer.publish({"x": np.full(4, 1.0, F32), "y": np.full(4, 1.0, F32)})
+        relay.publish(reader.next())
+        assert reshard(own.url, 2, timeout_s=PATIENCE_S).returncode == 0
+        trainer.publish({"x": np.full(4, 2.0, F32)})
+        relay.publish(reader.next())
+        with psstore.connect(own.url, role="client") as reading:
+            assert_array_equal(reading.pull("x"), np.full(4, 2.0, F32))
+            assert_array_equal(reading.pull("y"), np.full(4, 1.0, F32))
 
 
 @pytest.mark.parametrize("transport", ["local", SHM])

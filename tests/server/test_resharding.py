@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -247,6 +248,30 @@ def test_a_store_that_ends_with_its_workers_may_stand_still_for_longer_than_they
             go_on.touch()
             training.until(done)
         training.check()
+
+
+@pytest.mark.one_loop
+def test_who_has_left_is_waited_for_no_more_than_before() -> None:
+    with (
+        StoreProcess("--workers", "2", "--until-done") as process,
+        psstore.connect(process.url, rank=0, wait_s=PATIENCE_S) as store,
+    ):
+        with psstore.connect(process.url, rank=1) as other:
+            training = Training(store)
+            other.create("w", shape=(ELEMS,), rule="sgd", reduction="median")
+            other.push("w", np.full(ELEMS, 1.0, F32))
+            with ThreadPoolExecutor(1) as beside:
+                done = beside.submit(other.commit, {"lr": 1.0})
+                training.step()
+                done.result()
+        training.step()
+        with resharded(process, 2) as ended:
+            training.until(ended)
+        training.step()
+        training.check()
+        assert len(training.at) == 1
+        store.close()
+        assert process.wait() == EXIT_OK
 
 
 @pytest.mark.one_loop

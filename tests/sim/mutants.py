@@ -369,11 +369,17 @@ def nobody_is_told() -> Iterator[None]:
 
 
 def a_shard_begins_empty(
-    checkpoint: Any, facts: shard_facts.ShardFacts, coordinator: Coordinator | None, *, index: int, num_shards: int
+    checkpoint: Any,
+    facts: shard_facts.ShardFacts,
+    coordinator: Coordinator | None,
+    *,
+    index: int,
+    num_shards: int,
+    goes_on: bool,
 ) -> None:
     """The last one knows what there is, and has no values."""
     if coordinator is not None or index < num_shards - 1:
-        restoring.restore_from(checkpoint, facts, coordinator, index=index, num_shards=num_shards)
+        restoring.restore_from(checkpoint, facts, coordinator, index=index, num_shards=num_shards, goes_on=goes_on)
         return
     facts.shard.set_version(checkpoint.version)
     for tensor in placed(checkpoint.store, num_shards=num_shards):

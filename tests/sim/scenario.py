@@ -136,7 +136,14 @@ class Scenario:
         )
         if cut is not None:
             service = server.service
-            restore_from(cut, service.facts, service.coordinator, index=shard, num_shards=self.num_shards)  # type: ignore[arg-type]
+            restore_from(
+                cut,  # type: ignore[arg-type]
+                service.facts,
+                service.coordinator,
+                index=shard,
+                num_shards=self.num_shards,
+                goes_on=True,
+            )
             server.shard.applied = list(range(1, cut.version + 1))
         return server
 

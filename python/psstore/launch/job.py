@@ -11,14 +11,13 @@ be shown, to a full disk or to nobody, ends a run, too, as it would end a script
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from psstore.errors import PsstoreError
-from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_NO_PROGRAM, EXIT_SIGNAL
+from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_NO_PROGRAM, EXIT_SIGNAL, signal_name
 from psstore.launch.environment import worker_environ
 from psstore.launch.group import Child, ProcessGroup, end
 from psstore.launch.output import Deliver, Delivery, Line, pump
@@ -223,12 +222,12 @@ def _exit_code(returncode: int) -> int:
 
 def _ending(returncode: int) -> str:
     if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
+        return f"was killed by {signal_name(-returncode)}"
     return f"ended with exit code {returncode}"
 
 
 def _interrupted(signum: int) -> Outcome:
-    return Outcome(EXIT_SIGNAL + signum, f"interrupted by {signal.Signals(signum).name}")
+    return Outcome(EXIT_SIGNAL + signum, f"interrupted by {signal_name(signum)}")
 
 
 def _not_shown(error: OSError) -> Outcome:

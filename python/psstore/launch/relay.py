@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +13,9 @@ from psstore import _core
 from psstore.client.changes import Version
 from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
+from psstore.errors import RolledBack, UnknownTensor
+
+_log = logging.getLogger("psstore.relay")
 
 HALVES: Mapping[np.dtype[Any], str] = {np.dtype(np.int16): "bfloat16", np.dtype(np.float16): "float16"}
 """How copies in half precision are seen by numpy, which has no bfloat16."""
@@ -24,24 +29,36 @@ class Relay:
         self._own = own
         self._forms: dict[str, tuple[tuple[int, ...], str]] = {}
         """Shape and dtype of what is published, by name."""
+        self._is_whole = False
+        """The own store has all of what was published last: it has not gone back or on since."""
 
     def publish(self, version: Version) -> int:
         """Has the own store become that version, all of it at once, and returns its number there. What the followed
-        store does not have any more, or has anew in another shape, is dropped before. Raises what `Store.publish`
-        raises."""
+        store does not have any more, or has anew in another shape, is dropped before. Where the own store begins again
+        meanwhile, all of it once more. Raises what `Store.publish` raises."""
+        while True:
+            try:
+                return self._publish(version)
+            except RolledBack as error:
+                _log.warning("%s; all of it is published there again", error.message)
+                self._is_whole = False
+                self._own.reconnect()
+
+    def _publish(self, version: Version) -> int:
         forms = {name: (value.shape, value.dtype.str) for name, value in version.values.items()}
         self._drop(name for name, form in self._forms.items() if forms.get(name) != form)
-        changed = version.changed | (forms.keys() - self._forms.keys())
+        changed = version.changed | (forms.keys() - self._forms.keys()) if self._is_whole else forms.keys()
         values = {name: _as_stored(version.values[name]) for name in changed}
         if RELAYED not in version.values:
             values[RELAYED] = np.array([version.number], np.float64)
         number = self._own.publish(values)
-        self._forms = forms
+        self._forms, self._is_whole = forms, True
         return number
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in list(names):
-            self._own.drop(name)
+            with contextlib.suppress(UnknownTensor):  # it went with what the own store has gone back behind
+                self._own.drop(name)
             del self._forms[name]
 
 

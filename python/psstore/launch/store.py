@@ -17,6 +17,12 @@ from psstore.types import UNBOUNDED, Consistency, workers_text
 READY_S = 60.0
 """How long the store may take to be ready. It takes about a second; a loaded machine takes longer."""
 
+RESTORED_S = 3700.0
+"""And where it reads or looks at a storage first: longer than it tries that itself, since it says more of why."""
+
+PLACES = ("PSSTORE_CHECKPOINT", "PSSTORE_RESTORE")
+"""Variables by which it does."""
+
 
 class StoreUrl(msgspec.Struct):
     """The line that psstore-server writes to --ready-fd."""
@@ -43,9 +49,10 @@ def server_command(*, num_shards: int, consistency: Consistency, ready_fd: int) 
 class StoreProcess:
     """A running psstore-server."""
 
-    def __init__(self, child: Child, ready: asyncio.StreamReader) -> None:
+    def __init__(self, child: Child, ready: asyncio.StreamReader, *, ready_s: float) -> None:
         self.child = child
         self._ready = ready
+        self._ready_s = ready_s
 
     @classmethod
     async def start(
@@ -59,14 +66,15 @@ class StoreProcess:
             child = group.spawn(command, environ=environ, pass_fds=[write_fd])
         finally:
             os.close(write_fd)
-        return cls(child, reader)
+        return cls(child, reader, ready_s=RESTORED_S if any(map(environ.get, PLACES)) else READY_S)
 
     async def url(self) -> str:
         """Raises StoreUnreachable if the store ends before it is ready, or takes too long."""
         try:
-            line = await asyncio.wait_for(self._ready.readline(), READY_S)
+            line = await asyncio.wait_for(self._ready.readline(), self._ready_s)
         except asyncio.TimeoutError:
-            raise StoreUnreachable(f"the store was not ready after {READY_S:g} s", tried_s=READY_S) from None
+            why = f"the store was not ready after {self._ready_s:g} s"
+            raise StoreUnreachable(why, tried_s=self._ready_s) from None
         if not line:
             code = await self.child.ended
             raise StoreUnreachable(f"the store ended with exit code {code} before it was ready; its output says why")

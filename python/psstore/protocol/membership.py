@@ -91,6 +91,8 @@ class Membership:
         """Ranks that those will have who wait for their first round."""
         self.num_changes = 0
         """How often a worker's state has changed."""
+        self._awaited: set[int] = set()
+        """Ranks of a group that goes on in this life of the store, which have not come back yet."""
         self._incarnations: dict[int, int] = {}
         self._of_client: dict[str, Worker] = {}
         """The latest life of each client that `workers` has one of."""
@@ -109,7 +111,7 @@ class Membership:
     @property
     def is_done(self) -> bool:
         """Whether there was a group of workers, and all have left."""
-        return bool(self.workers) and len(self._in_state[LEFT]) == len(self.workers)
+        return bool(self.workers) and len(self._in_state[LEFT]) == len(self.workers) and not self._awaited
 
     def join(
         self,
@@ -164,9 +166,16 @@ class Membership:
         """The last one issued, by rank."""
         return self._incarnations
 
-    def restore(self, incarnations: Mapping[int, int]) -> None:
-        """Lives to come are numbered behind these."""
+    def restore(
+        self, incarnations: Mapping[int, int], left: Iterable[Worker] = (), *, awaited: Iterable[int] = ()
+    ) -> None:
+        """Lives to come are numbered behind these. `left`: last lives that have left, of a group that goes on;
+        `awaited`: the other ranks that it had."""
         self._incarnations = dict(incarnations)
+        self._awaited = set(awaited)
+        for worker in left:
+            self._begin(worker)
+            self.leave(worker)
 
     def find(self, client: str) -> Worker | None:
         """The worker that this client is, or was until it left; None if it is none, or an older life."""
@@ -332,6 +341,7 @@ class Membership:
             before.state = WORKER.after(before.state, WorkerEvent.REPLACED)
         self.workers[worker.rank] = self._of_client[worker.client] = worker
         self.left.discard(worker.rank)
+        self._awaited.discard(worker.rank)
         self._move(worker, WorkerEvent.JOINED)
 
     def _move(self, worker: Worker, event: WorkerEvent) -> None:

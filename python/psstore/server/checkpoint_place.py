@@ -163,6 +163,7 @@ class StoragePlace:
             self._ownership.renew()
         except CheckpointPlaceTaken as error:
             _log.error("%s", error.message)
+            self._ownership = None  # it is somebody else's for good, or removed: whoever writes there is told
         except StorageError as error:
             _log.warning("the place could not be renewed: %s", error.message)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from psstore.checkpoint.interval import CheckpointInterval
 from psstore.config import Credentials
+from psstore.exit_codes import signal_name
 from psstore.server.settings import NOT_WRITTEN, LogFormat, LogLevel, ShardSettings
 
 
@@ -259,12 +260,12 @@ class ShardProcess:
             self.stopped_at = None
             return f"{self.name} goes on"
         self.stopped_at = time.monotonic()
-        by = signal.Signals(found.si_status).name
+        by = signal_name(found.si_status)
         return f"{self.name} stands still, stopped by {by}: whoever asks it waits (kill -CONT {self.process.pid})"
 
     def fate(self) -> str:
         """How it ended, once its report has."""
         status = self.process.wait()
         if status < 0:
-            return f"{self.name} was killed by signal {-status} ({signal.Signals(-status).name})"
+            return f"{self.name} was killed by signal {-status} ({signal_name(-status)})"
         return f"{self.name} ended with exit status {status}"

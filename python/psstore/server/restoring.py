@@ -18,15 +18,29 @@ from psstore.types import Tensor
 
 
 def restore(
-    url: str, version: int, facts: ShardFacts, coordinator: Coordinator | None, *, index: int, num_shards: int
+    url: str,
+    version: int,
+    facts: ShardFacts,
+    coordinator: Coordinator | None,
+    *,
+    index: int,
+    num_shards: int,
+    goes_on: bool,
 ) -> None:
-    """Reads what is the shard's, and on shard 0 the coordinator's part; blocks. Raises StorageError, OutOfMemory."""
+    """Reads what is the shard's, and on shard 0 the coordinator's part; blocks. `goes_on`: the store has the workers
+    that it had. Raises StorageError, OutOfMemory."""
     with open_place(url).place.open(version) as checkpoint:
-        restore_from(checkpoint, facts, coordinator, index=index, num_shards=num_shards)
+        restore_from(checkpoint, facts, coordinator, index=index, num_shards=num_shards, goes_on=goes_on)
 
 
 def restore_from(
-    checkpoint: Checkpoint, facts: ShardFacts, coordinator: Coordinator | None, *, index: int, num_shards: int
+    checkpoint: Checkpoint,
+    facts: ShardFacts,
+    coordinator: Coordinator | None,
+    *,
+    index: int,
+    num_shards: int,
+    goes_on: bool,
 ) -> None:
     """As `restore`, of one that is open."""
     tensors = placed(checkpoint.store, num_shards=num_shards)
@@ -37,7 +51,7 @@ def restore_from(
     _load(checkpoint, facts.shard, mine)
     if coordinator is not None:
         without_value = _without_value(checkpoint, tensors)
-        restore_coordinator(coordinator, checkpoint.store, tensors, without_value=without_value)
+        restore_coordinator(coordinator, checkpoint.store, tensors, without_value=without_value, goes_on=goes_on)
         coordinator.rounds.hand_ins.restore({rank: _handed(checkpoint.worker(rank)) for rank in checkpoint.ranks})
 
 

@@ -85,7 +85,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Clients may name another place than `url`."""
     restore: RestoreFrom | None = None
     goes_on: bool = False
-    """The store has served before: it does again while its place can't be had."""
+    """The store has served before: it does again while its place can't be had, to the workers that have not left."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):

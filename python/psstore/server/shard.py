@@ -383,6 +383,7 @@ def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointK
             service.coordinator,
             index=settings.index,
             num_shards=len(settings.addresses),
+            goes_on=settings.checkpoint.goes_on,
         )
     if place is None:
         return

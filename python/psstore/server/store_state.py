@@ -18,7 +18,9 @@ from psstore.checkpoint.state import (
 from psstore.partition.placement import Unplaced, place_tensors
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.hypers import Chosen
+from psstore.protocol.membership import Worker
 from psstore.protocol.rounds import Closed
+from psstore.protocol.states import WorkerState
 from psstore.types import Tensor
 from psstore.wire.messages import Members, Refusal
 
@@ -62,16 +64,25 @@ def store_state(coordinator: Coordinator, *, lineage: str) -> StoreState:
 
 
 def restore_coordinator(
-    coordinator: Coordinator, state: StoreState, tensors: Sequence[Tensor], *, without_value: Collection[int]
+    coordinator: Coordinator,
+    state: StoreState,
+    tensors: Sequence[Tensor],
+    *,
+    without_value: Collection[int],
+    goes_on: bool = False,
 ) -> None:
     """Goes on from there: the decisions, the catalogue, and the hyper-parameters. All workers are new lives of their
-    ranks. `without_value`: ids of tensors that want their first value still."""
+    ranks. `without_value`: ids of tensors that want their first value still. `goes_on`: for the same workers, of whom
+    some may have left for good."""
     coordinator.rounds.log.restore(state.decision)
     coordinator.rounds.hypers.restore(
         {group: Chosen(one.rule, dict(one.values)) for group, one in state.hypers.items()}
     )
     coordinator.rounds.norm_guard.restore(((one.present, one.norms) for one in state.norms), state.num_refused)
-    coordinator.membership.restore(state.incarnations)
+    workers = state.workers if goes_on else ()
+    left = [_worker(one) for one in workers if one.state == WorkerState.LEFT.name]
+    awaited = [one.rank for one in workers if one.state != WorkerState.LEFT.name]
+    coordinator.membership.restore(state.incarnations, left, awaited=awaited)
     coordinator.roster.restore(
         [Members(version=one.version, members=one.members, absent=one.absent) for one in state.members]
     )
@@ -82,6 +93,17 @@ def placed(state: StoreState, *, num_shards: int) -> list[Tensor]:
     """The catalogue on so many shards: every shard finds the same."""
     unplaced = [Unplaced(tensor.id, tensor.spec, tensor.slice_elems) for tensor in state.tensors]
     return place_tensors(unplaced, [0] * num_shards)
+
+
+def _worker(record: WorkerRecord) -> Worker:
+    """That life, before it has joined."""
+    return Worker(
+        rank=record.rank,
+        incarnation=record.incarnation,
+        client=record.client,
+        clock=record.clock,
+        last_seen=-math.inf,
+    )
 
 
 def _closed(closed: Closed | None) -> ClosedRecord | None:

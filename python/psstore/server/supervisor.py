@@ -413,12 +413,13 @@ class Supervisor:
             self._starting.append(child)
             selector.register(child.report, selectors.EVENT_READ, child)
         reads_storage = self._restore is not None or self._settings.checkpoint is not None
-        deadline = time.monotonic() + (RESTORE_S if reads_storage else START_S)
+        start_s = RESTORE_S if reads_storage else START_S
+        deadline = time.monotonic() + start_s
         waiting, wishes = list(self._starting), list[int]()
         while waiting:
             events = self._news(selector, deadline)
             if not events:
-                raise BadArgument(f"not ready within {START_S:g} s: {', '.join(child.name for child in waiting)}")
+                raise BadArgument(f"not ready within {start_s:g} s: {', '.join(child.name for child in waiting)}")
             for event in events:
                 if isinstance(event, Signals):
                     return Ending(EXIT_OK)

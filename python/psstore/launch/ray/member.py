@@ -65,3 +65,5 @@ class MemberActor:
             if self._is_to_end.wait(PAUSE_S):
                 return
             self._server = ServerProcess(self._environ)
+            if self._is_to_end.is_set():
+                self._server.tell_to_end()  # `stop` has told the one before
