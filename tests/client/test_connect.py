@@ -26,6 +26,7 @@ from psstore.errors import (
     AuthFailed,
     BadArgument,
     BadBody,
+    InternalError,
     NotAWorker,
     PsstoreError,
     RankTaken,
@@ -34,6 +35,7 @@ from psstore.errors import (
     TooManyWorkers,
     UsageError,
 )
+from psstore.net.client import Reconnector
 from psstore.types import TensorSpec
 from psstore.wire import messages as m
 from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
@@ -72,6 +74,27 @@ def test_a_store_that_looks_for_its_shards_leaves_the_programs_random_numbers_al
     with pytest.raises(StoreUnreachable):
         psstore.connect(f"unix://{tmp_path}/nobody", connect_timeout_s=0.3)
     assert random.getstate() == before
+
+
+def test_a_name_that_cannot_be_a_host_s_is_told() -> None:
+    with pytest.raises(StoreUnreachable, match=r"'foo\.\.bar' is no name of a host"):
+        psstore.connect("ps://foo..bar:5700", connect_timeout_s=0.3)
+
+
+def test_what_ends_the_keeping_of_a_connection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dial(self: Reconnector) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Reconnector, "_dial", dial)
+    with pytest.raises(InternalError, match="can't start new thread"):
+        psstore.connect("ps://127.0.0.1:1", connect_timeout_s=60)
+
+
+def test_a_store_that_is_closed_by_a_future_of_its_own_leaves() -> None:
+    with psstore.LocalStore(workers=2) as local, local.connect(role="client") as looking:
+        store = local.connect(rank=0)
+        store.start_pull_many([]).add_done_callback(lambda _: store.close())
+        assert eventually(lambda: looking.stats()[0]["ranks_left"] == "0")
 
 
 def test_second_connect_of_a_process_is_told_of_the_first() -> None:

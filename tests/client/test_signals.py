@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 import psstore
 from psstore.client.store import Store
 from psstore.errors import PsstoreError
+from tests.support.server_process import eventually
+
+JOIN_S = 20.0
 
 PACKAGE = str(Path(psstore.__file__).parent)
 
@@ -24,7 +28,7 @@ class Struck(BaseException):
     """What the handler raises."""
 
 
-@pytest.fixture(params=[signal.SIGTERM, signal.SIGALRM, signal.SIGINT])
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGCHLD])
 def raising(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
     """A signal whose handler raises, as a program has it that makes an exception of a request to end."""
 
@@ -56,6 +60,33 @@ def striking(at_call: int, number: signal.Signals) -> Iterator[list[str]]:
         yield struck_at
     finally:
         sys.setprofile(None)
+
+
+def test_a_thread_whose_wait_is_struck_is_not_woken_for_the_others() -> None:
+    """By a signal that is not put off, while another thread does the work."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Struck
+
+    local = psstore.LocalStore(workers=2)
+    one, other = local.connect(rank=0), local.connect(rank=1)
+    waits = threading.Thread(target=one.barrier, args=("one",))
+    waits.start()
+    assert eventually(lambda: local.thread._leader == waits.ident)
+    before = signal.signal(signal.SIGWINCH, handle)
+    try:
+        threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGWINCH)).start()
+        with pytest.raises(Struck):
+            one.barrier("another")
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+    assert not local.thread._followers
+    other.barrier("one")
+    waits.join()
+    closes = threading.Thread(target=local.close, daemon=True)
+    closes.start()
+    closes.join(JOIN_S)
+    assert not closes.is_alive()
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,8 @@ from torch.optim import SGD, NAdam
 import psstore
 from psstore.errors import DeadlineExceeded, TornRound, UsageError
 from psstore.torch import DistributedOptimizer, GradScaler
+from psstore.torch.eager_step import EarlyRound
+from tests.support.server_process import StoreProcess
 from tests.torch.support import (
     JOIN_S,
     WIDTH,
@@ -358,6 +361,31 @@ def test_a_gradient_changed_after_its_hook_is_refused(store: psstore.Store) -> N
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     with pytest.raises(UsageError, match=r"was changed since"):
         optimizer.step()
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_a_decision_that_is_told_while_it_is_looked_for_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_decided = EarlyRound.is_decided.fget  # type: ignore[attr-defined]
+
+    def slowly(early: EarlyRound) -> bool:
+        time.sleep(0.005)  # the other thread runs
+        return bool(is_decided(early))
+
+    monkeypatch.setattr(EarlyRound, "is_decided", property(slowly))
+    with StoreProcess() as process, psstore.connect(process.url, transport="tcp") as store:
+        model, plain = deep(), deep()
+        optimizers = {model: eager(model, store), plain: MOMENTUM(plain.parameters())}
+
+        def train() -> None:
+            for _ in range(STEPS):
+                for each, optimizer in optimizers.items():
+                    optimizer.zero_grad()
+                    each(torch.ones(2, WIDTH)).square().mean().backward()
+                    optimizer.step()
+
+        in_threads([train])
+        assert_same_bits(model, plain)
 
 
 @pytest.mark.parametrize("make", [Odd, deep])

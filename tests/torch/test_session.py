@@ -276,6 +276,42 @@ def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap
     assert all(1 <= one[4] <= 2 for one in disturbed)
 
 
+@pytest.mark.parametrize("cache_bytes", [None, 1 << 20])
+@pytest.mark.parametrize("overlap", ["none", "backward"])
+def test_tables_go_back_and_on_with_the_store_to_the_same_bytes(
+    tmp_path: Path, overlap: str, cache_bytes: int | None
+) -> None:
+    def train(place: str, *, disturbed: bool) -> list[Any]:
+        flags = ("--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "1")
+        with (
+            StoreProcess("--shards", "2", *flags) as process,
+            psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+        ):
+            one = trainee(store, items=Embedding("items", ITEM_DIM, store, cache_bytes=cache_bytes), overlap=overlap)
+            random.seed(5)
+            torch.manual_seed(5)
+            diary = Diary()
+            running = session(
+                one.optimizer, stop_at=24, state={"schedule": one.schedule}, checkpoint="4", hooks=[diary]
+            )
+            for step in running:
+                if disturbed and not diary.went_back_to and step.number == 8:
+                    assert eventually(lambda: any(one.status == COMPLETE for one in open_place(place).place.list()))
+                    os.kill(process.shard_pids()[1], signal.SIGKILL)
+                elif disturbed and len(diary.went_back_to) == 1 and step.number == 12:
+                    asked = ServedPopen(reshard_command(process.url, 3), stdout=subprocess.DEVNULL)
+                elif disturbed and len(diary.went_back_to) == 1 and step.number > 12:
+                    time.sleep(10 * PACE_S)
+                turn(one, step)
+            if disturbed:
+                assert asked.wait() == 0
+            assert len(diary.went_back_to) == (2 if disturbed else 0)
+            return end_of(one)
+
+    undisturbed = train(str(tmp_path / "whole"), disturbed=False)
+    assert train(str(tmp_path / "taken back"), disturbed=True) == undisturbed
+
+
 def test_a_loader_that_is_under_way_goes_back_with_the_store(tmp_path: Path) -> None:
     def train(place: str, *, killed_at: int | None) -> list[Any]:
         seen: list[float] = []

@@ -208,8 +208,8 @@ class Pipe:
         """The session has something to say: soon, after what the caller is at."""
         self._deadline_timer.update()
         if not self._pumping:
+            self._loop.call_soon(self._pump)  # first: a signal's handler may raise in between
             self._pumping = True
-            self._loop.call_soon(self._pump)
 
     def to_client(self, pieces: Sequence[Piece]) -> None:
         try:

@@ -321,15 +321,17 @@ class LoopThread:
         future.add_done_callback(wake)
         interrupts.wake = wake
         self._hurry(self._polls_until)
-        if not interrupts.pending:
-            self._give()
-            try:
-                sleep.acquire()
-            finally:
-                self._take()
-        interrupts.wake = self._loop.wake
-        future.remove_done_callback(wake)
-        self._followers.remove(sleep)
+        try:
+            if not interrupts.pending:
+                self._give()
+                try:
+                    sleep.acquire()  # a handler that is not put off may raise here
+                finally:
+                    self._take()
+        finally:
+            interrupts.wake = self._loop.wake
+            future.remove_done_callback(wake)
+            self._followers.remove(sleep)
 
     def _pass_on(self) -> None:
         """The lead to a caller that waits, else the watch to the own thread."""

@@ -247,12 +247,15 @@ class _Face:
             raise StoreClosed(self._closed)
 
     def end(self, *, leave: bool) -> None:
-        """Closes the store; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little.
-        Does nothing the second time."""
+        """Closes the store; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little;
+        called back by a future of its own, it does not wait. Does nothing the second time."""
         if self._closed is None:
             self._closed, self._calls = _CLOSED, None
             self._finalizer.detach()
-            _end(self._operations, self._backend, leave)
+            if asyncio._get_running_loop() is self._backend.thread.loop:
+                _thread.start_new_thread(_end, (self._operations, self._backend, leave))
+            else:
+                _end(self._operations, self._backend, leave)
 
 
 def _forgotten(operations: Operations, backend: Backend) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psstore import _core
-from psstore.errors import BadArgument, StoreClosed, StoreUnreachable, TlsFailed
+from psstore.errors import BadArgument, InternalError, StoreClosed, StoreUnreachable, TlsFailed
 from psstore.net.address import Address, TcpAddress
 from psstore.net.certificates import Certificates
 from psstore.net.client_connection import ClientConnection
@@ -167,6 +167,17 @@ class Reconnector:
     # ---- how ----
 
     async def _stay_connected(self) -> None:
+        try:
+            await self._connect_again_and_again()
+        except Exception as error:  # whoever waits for the connection would wait for ever
+            _log.exception("a bug in psstore")
+            self.session.give_up(InternalError(f"the connection can't be kept: {error!r}; please report it"))
+        assert self.session.failure is not None, "that is when it ends"
+        if not self.first_up.done():
+            self.first_up.set_exception(self.session.failure)
+
+    async def _connect_again_and_again(self) -> None:
+        """Until the session has given up."""
         backoff_s, outage = FIRST_BACKOFF_S, Outage(self._loop.time())
         while self.session.failure is None:
             if await self._connect_once(outage):
@@ -178,8 +189,6 @@ class Reconnector:
             if self.session.failure is None:
                 await asyncio.sleep(min(pause_s, left_s) if left_s > 0.0 else pause_s)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-        if not self.first_up.done():
-            self.first_up.set_exception(self.session.failure)
 
     def _tell(self, outage: Outage) -> float:
         """Ends what is asked for, if it is time. Returns how much is left of it.
@@ -300,6 +309,9 @@ class Reconnector:
                 found = resolve(flags=socket.AI_NUMERICHOST)
             except OSError:  # a name: ask, on a thread of Python's, as libuv's own crash forked children when they exit
                 found = await asyncio.to_thread(resolve)
+        except UnicodeError as error:  # of a name that can't be one, as of an empty label
+            self.trouble = OSError(f"{host!r} is no name of a host: {error}")
+            return []
         except OSError as error:
             self.trouble = error
             return []

@@ -21,9 +21,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 PUT_OFF = tuple(
     int(getattr(signal, name))  # a bare number is looked up ten times as fast as its name
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD", "SIGUSR1", "SIGUSR2")
 )
-"""Signals whose handlers are known to raise: Ctrl-C, requests to end, time limits."""
+"""Signals whose handlers are known to raise: Ctrl-C, requests to end, time limits, a DataLoader's worker that died."""
 
 
 class Interrupts:

@@ -55,8 +55,8 @@ class EarlyRound:
     awaited: deque[tuple[Sequence[str], int | None]] = field(default_factory=deque)
     """Names that are to be pulled together once the decision is known; and the decision that their values here include,
     if the round may leave them as they are."""
-    pulls: list[tuple[Sequence[str], RepeatableCall[list[Any]]]] = field(default_factory=list)
-    """Pulls that were started, with their names."""
+    pulls: list[tuple[Sequence[str], Future[RepeatableCall[list[Any]]]]] = field(default_factory=list)
+    """Pulls that were started, or are being started, with their names."""
     finish: RepeatableCall[None] | None = None
 
     @property
@@ -82,7 +82,7 @@ class EagerStep(StoreStep):
         self._new_values: dict[str, torch.Tensor] = {}
         """Memory for the parameters' new values, by name."""
         self._lock = threading.Lock()
-        """Orders the threads that start pulls."""
+        """Of what rounds await. Never held in a call to the store, whose own thread takes it in the midst of one."""
 
     def add(self, trained: Sequence[Trained]) -> None:
         super().add(trained)
@@ -153,13 +153,22 @@ class EagerStep(StoreStep):
 
     def _start_pulls(self) -> None:
         early, store = self._early, self._training.store
-        with self._lock:
-            while early is not None and early.is_decided and early.awaited:
+        while early is not None and early.is_decided:
+            with self._lock:
+                if not early.awaited:
+                    return
                 names, newer_than = early.awaited.popleft()
-                memory = [self._new_values[name] for name in names]
-                codec = self._codecs or None
-                pull = partial(store.start_pull_many, names, out=memory, if_newer_than=newer_than, codec=codec)
-                early.pulls.append((names, RepeatableCall(pull)))
+                started = Future[RepeatableCall[list[Any]]]()
+                early.pulls.append((names, started))
+            memory = [self._new_values[name] for name in names]
+            codec = self._codecs or None
+            pull = partial(store.start_pull_many, names, out=memory, if_newer_than=newer_than, codec=codec)
+            try:
+                started.set_result(RepeatableCall(pull))
+            except BaseException as error:
+                early.pulls.remove((names, started))
+                started.set_exception(error)
+                raise
 
     def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> CommittedRound:
         if overflow != Overflow():
@@ -190,7 +199,7 @@ class EagerStep(StoreStep):
         came = {
             name
             for names, pull in early.pulls
-            for name, value in zip(names, pull.result(), strict=True)
+            for name, value in zip(names, pull.result().result(), strict=True)
             if value is not None
         }
         if early.finish is not None:

@@ -157,7 +157,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer,
             store,
             Names(named_parameters, prefix=prefix),
-            TableGradients(tables, store),
+            TableGradients(tables, store, bearing=partial(_bearing, weakref.ref(self))),
             average=average,
             overlap=overlap,
             compression=Compression.of(compression),
@@ -541,6 +541,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             " nothing changes. Was backward() forgotten, or were the model's parameters replaced after its optimizer"
             " was made (by moving it to another device)? This is said once"
         )
+
+
+def _bearing(optimizer: weakref.ref[DistributedOptimizer]) -> AbstractContextManager[None]:
+    """What the optimizer bears, as long as there is one: a model may outlive it."""
+    there = optimizer()
+    return nullcontext() if there is None else there._bearing_rollbacks()
 
 
 def _refusal(owner: weakref.ref[DistributedOptimizer]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.change_detection import GradientSnapshot
 from psstore.torch.early_pushes import EarlyPushes, hook, pushes_during_backward, remove
-from psstore.torch.table_module import RowGradients, TableModule
+from psstore.torch.table_module import Bearing, RowGradients, TableModule
 
 
 class _Sent(NamedTuple):
@@ -53,8 +53,9 @@ class _Sent(NamedTuple):
 class TableGradients(EarlyPushes):
     """The tables that one optimizer trains beside its parameters."""
 
-    def __init__(self, tables: Iterable[TableModule], store: Store) -> None:
-        """Raises UsageError for what is no table of that store, or is given twice."""
+    def __init__(self, tables: Iterable[TableModule], store: Store, *, bearing: Bearing = nullcontext) -> None:
+        """`bearing`: what rows are looked up within. Raises UsageError for what is no table of that store, or is given
+        twice."""
         super().__init__()
         self.tables = list(tables)
         names = set()
@@ -72,7 +73,7 @@ class TableGradients(EarlyPushes):
         self._threads = ThreadPoolExecutor(max(1, len(self.tables)), "psstore-prefetch")
         """Which begin when there is something to prefetch."""
         for one in self.tables:
-            one.attach(self._threads.submit)
+            one.attach(self._threads.submit, bearing)
         self._num_sent = [0] * len(self.tables)
         """How many of each table's gradients the round that was committed last has."""
         self._hooks: dict[str, list[RemovableHandle]] = {one.table: [] for one in self.tables}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ ROWS_PULLED_TOGETHER = 1 << 16
 
 Start = Callable[[Callable[[], torch.Tensor]], "Future[torch.Tensor]"]
 """Runs a function in another thread."""
+
+Bearing = Callable[[], AbstractContextManager[None]]
+"""Of a block that is left if the store has gone back, and somebody takes up from there."""
 
 
 class RowGradients(NamedTuple):
@@ -153,6 +157,7 @@ class TableModule(torch.nn.Module):
         self._coming: list[_Coming] = []
         """Rows as the last step left them, of lookups that have not been made yet."""
         self._start: Start | None = None
+        self._bearing: Bearing = nullcontext
         self._num_lookups = 0
         self.anchor = torch.zeros((), requires_grad=True)
         """Its gradient, a zero, is accumulated when a backward pass has left all that it will of this table."""
@@ -185,12 +190,13 @@ class TableModule(torch.nn.Module):
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the rows, as every step in them that this worker was told of left them: lookup_dtype of the ids'
-        shape and then (dim,), on the ids' device. The gradient of each is left when backward comes by.
+        shape and then (dim,), on the ids' device. The gradient of each is left when backward comes by. Zeros, where the
+        store has gone back and a session takes up from there: it leaves the step out that they are for.
 
         Raises UsageError for what is no tensor of integers.
         """
         self._check_ids(ids)
-        rows = self._take(_flat(ids)).view(*ids.shape, self.dim).to(ids.device)
+        rows = self._look_up(_flat(ids)).view(*ids.shape, self.dim).to(ids.device)
         if self.padding_idx is not None:
             rows[ids == self.padding_idx] = 0.0
         self._num_lookups += 1
@@ -218,9 +224,10 @@ class TableModule(torch.nn.Module):
             rows[self.padding_idx] = 0.0
         return rows
 
-    def attach(self, start: Start) -> None:
-        """Pulls ahead by `start`. For the optimizer, when it begins with the store or goes on with another one."""
-        self._start = start
+    def attach(self, start: Start, bearing: Bearing) -> None:
+        """Pulls ahead by `start`, and looks rows up within `bearing`. For the optimizer, when it begins with the store
+        or goes on with another one."""
+        self._start, self._bearing = start, bearing
         self._keep_rows()
 
     def prefetch(self, ids: torch.Tensor) -> None:
@@ -248,6 +255,11 @@ class TableModule(torch.nn.Module):
         announced, self._announced = self._announced, []
         if self._start is not None:
             self._coming = [_Coming(one.ids, self._start(partial(self._pull, one.ids))) for one in announced]
+
+    def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        with self._bearing():
+            return self._take(ids)
+        return torch.zeros(len(ids), self.dim, dtype=self.lookup_dtype)
 
     def _take(self, ids: torch.Tensor) -> torch.Tensor:
         for place, one in enumerate(self._coming):
