@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from psstore.client.store import Store
-from psstore.errors import DeadlineExceeded, WorkerLost
+from psstore.errors import BadArgument, BadHyper, DeadlineExceeded, WorkerLost
 from psstore.protocol.membership import Liveness
 from tests.support.cluster import PATIENCE_S, TRANSPORTS, Cluster, clusters
 
@@ -207,3 +207,42 @@ def test_slow_worker_ends_the_wait_at_its_deadline_and_the_commit_stands(transpo
         slow.commit({"lr": 1.0})
         assert store.commit({"lr": 1.0}).decision == 1
         assert_array_equal(store.pull("w"), np.array([-2, -2], F32))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_is_pushed_after_a_commit_that_stands_is_of_the_next_round(transport: str) -> None:
+    """And not before it is known what became of that one."""
+    with clusters(transport) as start:
+        first, second = start(workers=2).workers()
+        first.create("w", np.zeros(4, F32), rule="sgd")
+        first.push("w", np.full(4, 1.0, F32))
+        with pytest.raises(DeadlineExceeded):
+            first.commit({"lr": 1.0}, wait_s=0.1)
+        assert first.is_sealed
+        with pytest.raises(BadArgument, match="commit again"):
+            first.push("w", np.full(4, 100.0, F32))
+        second.push("w", np.full(4, 1.0, F32))
+        assert second.commit({"lr": 1.0}).counts
+        with pytest.raises(BadArgument, match="commit again"):
+            first.push("w", np.full(4, 100.0, F32))
+        assert first.commit({"lr": 1.0}).round == 1
+        assert not first.is_sealed
+        assert_array_equal(first.pull("w"), np.full(4, -1.0, F32))
+        with ThreadPoolExecutor(2) as pool:
+            for store in (first, second):
+                store.push("w", np.full(4, 2.0, F32))
+            list(pool.map(lambda store: store.commit({"lr": 1.0}), (first, second)))
+        assert_array_equal(first.pull("w"), np.full(4, -3.0, F32))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_commit_that_is_refused_seals_nothing(transport: str) -> None:
+    with clusters(transport) as start:
+        store = start().connect(rank=0)
+        store.create("w", np.zeros(4, F32), rule="sgd")
+        store.push("w", np.full(4, 1.0, F32))
+        with pytest.raises(BadHyper):
+            store.commit({"lr": -1.0})
+        store.push("w", np.full(4, 2.0, F32))
+        store.commit({"lr": 1.0})
+        assert_array_equal(store.pull("w"), np.full(4, -2.0, F32))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -13,6 +14,8 @@ from torch.optim import SGD
 
 import psstore
 from psstore.errors import DeadlineExceeded
+from psstore.torch import DistributedOptimizer
+from psstore.torch.training import Overlap
 from tests.torch.support import (
     WIDTH,
     Odd,
@@ -21,6 +24,7 @@ from tests.torch.support import (
     batches,
     deep,
     distributed,
+    in_threads,
     num_bytes,
     on_each_worker,
 )
@@ -160,6 +164,47 @@ def test_a_step_that_waited_in_vain_can_be_taken_again() -> None:
         assert_same_bits(models[1], plain)
         for one in (first, second):
             one.close()
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward"])
+def test_gradients_after_a_step_that_waited_in_vain_are_the_next_rounds(overlap: Overlap) -> None:
+    """A loop that goes on with its next batch loses neither."""
+    plain = nn.Linear(5, 3)
+    inner = MOMENTUM(plain.parameters())
+    models = [deepcopy(plain) for _ in range(2)]
+    with psstore.LocalStore(workers=2) as local:
+        first, second = local.connect(rank=0, wait_s=0.05), local.connect(rank=1)
+        optimizers = [
+            DistributedOptimizer(MOMENTUM(model.parameters()), store, model.named_parameters(), overlap=overlap)
+            for model, store in zip(models, (first, second), strict=True)
+        ]
+        one, two = batches(2)
+
+        def pass_back(optimizer: torch.optim.Optimizer, model: nn.Module, inputs: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(inputs).sum().backward()  # whose gradients are those of any weights
+
+        def insist() -> None:
+            while first.round < 3:
+                with suppress(DeadlineExceeded):
+                    optimizers[0].step()
+
+        pass_back(optimizers[0], models[0], one)
+        with pytest.raises(DeadlineExceeded):
+            optimizers[0].step()
+        assert first.is_sealed
+        pass_back(optimizers[1], models[1], one)
+        optimizers[1].step()
+        for optimizer, model in zip(optimizers, models, strict=True):
+            pass_back(optimizer, model, two)
+        in_threads([insist, optimizers[1].step])
+        for inputs in (one, two):
+            pass_back(inner, plain, inputs)
+            inner.step()
+        for model in models:
+            assert_same_bits(model, plain)
+        for store in (first, second):
+            store.close()
 
 
 def test_a_step_that_committed_only_fetches_when_it_is_taken_again(

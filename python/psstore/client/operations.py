@@ -372,6 +372,8 @@ class Operations:
 
     async def _publish(self, names: Sequence[str], values: Sequence[Array], wait_s: float | None) -> int:
         self.client.need_worker("publish")
+        if self.client.is_sealed:
+            await self.commit(wait_s=wait_s)
         await self._creating.create_published(names, values)
         await self.writing.push(Push(tuple(names), values, None, None, None))
         await self.commit(present=names, average=False, wait_s=wait_s)
@@ -424,7 +426,8 @@ class Operations:
         `wait_s`: how long to wait for other workers (default: the store's).
 
         Raises WorkerLost, naming who, or DeadlineExceeded: the commit stands, and committing again waits on, for a
-        lost worker's replacement, too; WorkerLost is raised again when none has come within `wait_s`.
+        lost worker's replacement, too; WorkerLost is raised again when none has come within `wait_s`. Until it was
+        answered nothing can be pushed (`Store.is_sealed`).
         Raises BadHyper, BadArgument, also where an early commit promises a table of which a push was refused in this
         round and none taken since; nothing is committed then.
         """

@@ -141,6 +141,12 @@ class _Face:
         return self._operations.client.round
 
     @property
+    def is_sealed(self) -> bool:
+        """Whether this round was committed, and what became of it is not known here, since `commit` has failed or was
+        interrupted: to commit again waits for that, and nothing can be pushed before."""
+        return self._operations.client.is_sealed
+
+    @property
     def version(self) -> int:
         """Number of the last decision that is known here: the version of the whole model."""
         return self._operations.client.version

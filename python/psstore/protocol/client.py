@@ -22,6 +22,7 @@ from psstore.errors import (
     PsstoreError,
     TornRound,
     UnknownTensor,
+    UsageError,
     VersionGone,
 )
 from psstore.partition.router import Router
@@ -130,6 +131,8 @@ class Client:
         """The coordinator wants to know what the shards have applied."""
         self._unanswered = False
         """A commit was sent, and what became of it is not known here."""
+        self.is_sealed = False
+        """That stands, and was not early: nothing more can be pushed for the round."""
         self.waits_since: float | None = None
         """When it began to wait for other workers; None: it does not."""
         self.on_wait: Callable[[], None] | None = None
@@ -308,7 +311,8 @@ class Client:
     async def push(self, transfers: Iterable[Transfer]) -> None:
         """Stages contributions for the current round. Returns when every one is acknowledged.
 
-        Raises BadArgument while the last round is `unscaled`: shards still need what was pushed for it."""
+        Raises BadArgument while the last round is `unscaled`: shards still need what was pushed for it; and while it
+        `is_sealed`."""
         self.check_push()
         await self._send("PUSH", transfers, body=m.Carry())
 
@@ -316,6 +320,11 @@ class Client:
         """What `push` raises before anything is sent."""
         self.need_worker("push")
         self._need_scale("push")
+        if self.is_sealed:
+            raise BadArgument(
+                f"push: round {self.round} was committed, and what became of it is not known here: commit again, which"
+                " waits for that; what is pushed then is of the next round"
+            )
 
     async def commit(
         self,
@@ -349,7 +358,7 @@ class Client:
         applied = await self._attest() if self._asked_to_attest else ()
         ranges = to_ranges(present)
         measured = await self._measure(ranges) if self._is_measured and ranges and not (early or non_finite) else ()
-        self._unanswered = True
+        self._unanswered, self.is_sealed = True, not early
         body = m.Commit(
             round=self.round,
             hypers=hypers,
@@ -366,10 +375,15 @@ class Client:
             members=len(self.members),
             wait_s=wait_s,
         )
-        committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
+        try:
+            committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
+        except UsageError:
+            self.is_sealed = False  # nothing was committed
+            raise
         self._decisions.learn(committed.last, committed.decisions)
         self._learn_members(committed.members)
-        self._unanswered, self._asked_to_attest = False, committed.attest
+        self._unanswered = self.is_sealed = False
+        self._asked_to_attest = committed.attest
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
         self.hand_in_wanted, self.stopped = committed.hand_in, committed.stop
@@ -604,8 +618,9 @@ class Client:
 
     @property
     def may_push(self) -> bool:
-        """True if a push may be sent at once: the client has joined, and no scale has to be found first."""
-        return self.joined and self.unscaled is None
+        """True if a push may be sent at once: the client has joined, no scale has to be found first, and no commit to
+        be asked for again."""
+        return self.joined and self.unscaled is None and not self.is_sealed
 
     def may_pull(self, ways: Set[int], *, trained: bool) -> bool:
         """The same; nor has any shard to be told of a decision but those that they lead to. `trained`: see `pull`."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from psstore.errors import RuleMismatch, UsageError
+from psstore.torch.exchange import Exchange
 from psstore.torch.learner_processes import LearnerProcesses
 from psstore.torch.learner_step import LearnerStep, Learning
 from psstore.torch.local_step import LocalStep
@@ -57,6 +58,8 @@ class Averaging(LocalStep):
     def __init__(self, training: Training, *, every: int) -> None:
         super().__init__(training)
         self._every = every
+        self._exchange: Exchange | None = None
+        """A round that has begun: one that fails goes on when it is taken again."""
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
@@ -96,12 +99,19 @@ class Averaging(LocalStep):
         self._training.pull(self._training.trained)
 
     def synchronize(self) -> None:
+        if self._exchange is None:
+            training = self._training
+            self._exchange = Exchange(self._push, self._commit, lambda: training.pull(training.trained))
+        self._exchange.finish()
+        self._exchange, self._steps = None, 0
+
+    def _push(self) -> None:
+        self._training.store.push_many((one.name, one.parameter.detach()) for one in self._training.trained)
+
+    def _commit(self) -> None:
         training = self._training
-        values = [(one.name, one.parameter.detach()) for one in training.trained]
-        training.store.push_many(values)
-        tell_of_refusal(training.store.commit(weight=training.weight, present=[name for name, _ in values]))
-        training.pull(training.trained)
-        self._steps = 0
+        present = [one.name for one in training.trained]
+        tell_of_refusal(training.store.commit(weight=training.weight, present=present))
 
 
 class DifferenceAveraging(LearnerStep):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -57,6 +57,8 @@ class GradientStep(ABC):
         self._gradients = Gradients(training.store, overlap=training.overlap)
         training.tables.watch(overlap=training.overlap)
         self._committed: CommittedRound | None = None
+        self._end_round: Callable[[], CommittedRound]
+        """Commits the last round, again if that has failed."""
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -95,6 +97,7 @@ class GradientStep(ABC):
             )
 
     def step(self, overflow: Overflow) -> bool:
+        self._finish_sealed()
         committed = self._committed
         if committed is not None and committed.max_norm is not None:
             self._check_clipped(committed, overflow)
@@ -120,6 +123,7 @@ class GradientStep(ABC):
                 "clip_grad_norm_ needs the gradients of all workers, and in mode 'backup' a round does without the late"
                 " ones: start the store with --mode sync"
             )
+        self._finish_sealed()
         committed = self._committed
         if committed is not None and committed.norm is not None and committed.skipped:
             self._finish(committed)  # nothing was to be done, and the script has left its step() out
@@ -173,19 +177,29 @@ class GradientStep(ABC):
         else:
             present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
             rows = tables.complete(loss_scale=overflow.loss_scale)
-        commit = training.store.commit(
-            {**hypers, **tables.hypers()},
-            weight=training.weight,
-            loss_scale=overflow.loss_scale,
-            non_finite=found,
-            present=[*present, *rows],
-            average=training.average and not training.has_parts,  # of a part there is one gradient, an average
-            max_norm=max_norm,
-        )
-        has_all_gradients = len(present) == len(training.trained)
-        self._committed = CommittedRound(commit, hypers, max_norm, overflow.loss_scale, has_all_gradients)
-        tell_of_refusal(commit)
-        return self._committed
+        present_here, has_all_gradients = [*present, *rows], len(present) == len(training.trained)
+
+        def end_round() -> CommittedRound:
+            commit = training.store.commit(
+                {**hypers, **tables.hypers()},
+                weight=training.weight,
+                loss_scale=overflow.loss_scale,
+                non_finite=found,
+                present=present_here,
+                average=training.average and not training.has_parts,  # of a part there is one gradient, an average
+                max_norm=max_norm,
+            )
+            self._committed = CommittedRound(commit, hypers, max_norm, overflow.loss_scale, has_all_gradients)
+            tell_of_refusal(commit)
+            return self._committed
+
+        self._end_round = end_round
+        return end_round()
+
+    def _finish_sealed(self) -> None:
+        """Finishes a round whose commit has failed, and stands, if these gradients are the next one's."""
+        if self._committed is None and self._training.store.is_sealed and not self._gradients.unchanged():
+            self._finish(self._end_round())
 
     def _finish(self, committed: CommittedRound) -> None:
         """Takes the values of a committed round, and forgets it."""
