@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from psstore.config import Credentials
 from psstore.errors import StoreUnreachable
 from psstore.server import peer_monitor
-from psstore.server.job_state import Verdict
+from psstore.server.job_state import JobState, Verdict
 from psstore.server.peer_monitor import Duty
 from psstore.types import Consistency
 
-AT_WORK = {"ranks_live": "0,1", "ranks_lost": "", "ranks_left": ""}
-DONE = {"ranks_live": "", "ranks_lost": "", "ranks_left": "0,1"}
+AT_WORK = {"has_ended": "", "ranks_live": "0,1", "ranks_lost": "", "ranks_left": ""}
+DONE = {"has_ended": "", "ranks_live": "", "ranks_lost": "", "ranks_left": "0,1"}
 
 
 class Shard0:
@@ -88,3 +89,19 @@ def test_a_shard_that_goes_while_workers_are_there_is_lost() -> None:
 def test_a_shard_that_goes_from_a_store_that_stays_is_lost() -> None:
     with pytest.raises(StoreUnreachable, match="refuses connections"):
         asyncio.run(verdict_on_a_loss(AT_WORK, DONE, until_done=False))
+
+
+def test_a_host_goes_when_shard_0_says_that_all_may() -> None:
+    async def verdict(*answers: Mapping[str, str]) -> Verdict:
+        job_state = JobState(num_workers=2, patience_s=60.0)
+        return await peer_monitor._attend(cast(peer_monitor._Peer, Shard0(*answers)), job_state, lambda: False)
+
+    async def main() -> None:
+        waits = asyncio.create_task(verdict(AT_WORK, DONE))
+        await asyncio.sleep(0.1)
+        assert not waits.done()
+        waits.cancel()
+        assert await verdict(AT_WORK, DONE, {**DONE, "has_ended": "1"}) == Verdict(None)
+
+    with mock.patch.object(peer_monitor, "POLL_S", 0.001):
+        asyncio.run(main())

@@ -142,8 +142,8 @@ class _Face:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether this round was committed, and what became of it is not known here, since `commit` has failed or was
-        interrupted: to commit again waits for that, and nothing can be pushed before."""
+        """Whether this round was committed, and what became of it is not known here: `commit` goes on, has failed, or
+        was interrupted. To commit again waits for that, and nothing can be pushed before."""
         return self._operations.client.is_sealed
 
     @property

@@ -224,17 +224,16 @@ async def _attend(coordinator: _Peer, job_state: JobState | None, has_last_word:
     """Until the workers are done, and it was said that all may go. `job_state`: None if that is not to be noticed.
     Raises StoreUnreachable if shard 0 is gone."""
     await coordinator.reach()
-    done_since: float | None = None
+    done_since = math.inf
     while True:
         counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
         if job_state is not None:
             verdict, reminder = job_state.update(counters, now), job_state.reminder(counters, now)
-            if verdict is not None:
-                done_since = now if done_since is None else done_since
-                may_go = counters["has_ended"] or has_last_word() or now - done_since > LAST_WORD_S
-                if may_go or verdict.reason is not None:
-                    return verdict
-            elif reminder is not None:
+            done_since = math.inf if verdict is None else min(done_since, now)
+            may_go = counters["has_ended"] or has_last_word() or now > done_since + LAST_WORD_S
+            if verdict is not None and (may_go or verdict.reason is not None):
+                return verdict
+            if verdict is None and reminder is not None:
                 _log.warning("%s", reminder)
         await asyncio.sleep(POLL_S)
 
