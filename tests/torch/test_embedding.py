@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from psstore.errors import BadArgument, BadHyper, DeadlineExceeded, UsageError
 from psstore.torch import DistributedOptimizer, Embedding
 from tests.kernels.parity import exact_square_root
 from tests.support.cluster import at_once
+from tests.torch.support import in_threads
 
 DIM = 16
 ROWS = 50
@@ -272,6 +274,68 @@ def test_after_a_step_that_failed_zero_grad_leaves_the_next_pass_its_gradients(
     (items(torch.tensor([2])).sum() + model.head.weight.sum()).backward()
     optimizer.step()
     assert torch.equal(first_rows(store, "items")[[1, 2], 0], torch.tensor([-1.0, -1.0]))
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward"])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_step_that_waited_in_vain_may_be_taken_again_or_others_follow(overlap: str, goes_on: bool) -> None:
+    """And no gradient of a row counts twice, or nowhere."""
+    with psstore.LocalStore(workers=2) as local:
+        stores = [local.connect(rank=0, wait_s=0.05), local.connect(rank=1)]
+        tables = [Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0) for store in stores]
+        optimizers = []
+        for table, store in zip(tables, stores, strict=True):
+            head = Model(table)
+            optimizers.append(distributed(head, table, store, overlap=overlap))
+
+        def pass_back(rank: int, ids: list[int]) -> None:
+            optimizers[rank].zero_grad()
+            tables[rank](torch.tensor(ids)).sum().backward()
+
+        def insist(until: int) -> None:
+            while stores[0].round <= until:
+                with suppress(DeadlineExceeded):
+                    optimizers[0].step()
+
+        pass_back(0, [1, 2])
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                optimizers[0].step()
+        pass_back(1, [2, 3])
+        if goes_on:
+            optimizers[1].step()
+            pass_back(0, [4])
+            pass_back(1, [4, 5])
+            in_threads([partial(insist, 2), optimizers[1].step])
+        else:
+            in_threads([partial(insist, 1), optimizers[1].step])
+        wanted = [-0.5, -1.0, -0.5, -1.0, -0.5] if goes_on else [-0.5, -1.0, -0.5, 0.0, 0.0]
+        assert stores[1].pull_rows("items", [1, 2, 3, 4, 5])[:, 0].tolist() == wanted
+        for store in stores:
+            store.close()
+
+
+def test_a_program_may_fill_its_buffer_of_ids_anew(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
+    optimizer, ids = distributed(Model(items), items, store), torch.empty(2, dtype=torch.int64)
+    for few in ([1, 2], [3, 4]):
+        ids.copy_(torch.tensor(few))
+        items(ids).sum().backward()
+    ids.fill_(7)
+    optimizer.step()
+    assert first_rows(store, "items")[[1, 2, 3, 4, 7], 0].tolist() == [-1.0, -1.0, -1.0, -1.0, 0.0]
+
+
+def test_what_a_step_has_left_behind_goes_with_the_store_that_it_was_for(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
+    model = Model(items)
+    optimizer = distributed(model, items, store)
+    items(torch.tensor([1])).sum().backward()
+    optimizer.reattach()
+    model.zero_grad()
+    items(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert float(first_rows(store, "items")[1, 0]) == -1.0
 
 
 def test_hyper_parameters_are_read_at_every_step(store: Store) -> None:

@@ -90,6 +90,7 @@ class Tables:
         self, name: str, ids: Array, gradients: Array, *, codec: str | None, loss_scale: float | None
     ) -> None:
         table = await self._context.schema.find_table(name)
+        self._context.client.need_open("push")  # before anything is forgotten of what was pushed
         what = f"push_rows {name!r}"
         encoding = row_encoding(what, codec)
         numbers, shape = ids_of(what, ids)

@@ -320,10 +320,14 @@ class Client:
         """What `push` raises before anything is sent."""
         self.need_worker("push")
         self._need_scale("push")
+        self.need_open("push")
+
+    def need_open(self, what: str) -> None:
+        """Raises BadArgument if the round `is_sealed`."""
         if self.is_sealed:
             raise BadArgument(
-                f"push: round {self.round} was committed, and what became of it is not known here: commit again, which"
-                " waits for that; what is pushed then is of the next round"
+                f"{what}: round {self.round} was committed, and what became of it is not known here: commit again,"
+                " which waits for that; what is pushed then is of the next round"
             )
 
     async def commit(

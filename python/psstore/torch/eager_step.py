@@ -82,7 +82,7 @@ class EagerStep(StoreStep):
         self._new_values: dict[str, torch.Tensor] = {}
         """Memory for the parameters' new values, by name."""
         self._lock = threading.Lock()
-        """Of what rounds await. Never held in a call to the store, whose own thread takes it in the midst of one."""
+        """Guards what rounds await. Not held in calls to the store, whose own thread takes it in the midst of one."""
 
     def add(self, trained: Sequence[Trained]) -> None:
         super().add(trained)

@@ -101,7 +101,7 @@ class GradientStep(ABC):
         committed = self._committed
         if committed is not None and committed.max_norm is not None:
             self._check_clipped(committed, overflow)
-        elif committed is not None and not self._gradients.unchanged():
+        elif committed is not None and not self._has_same_gradients():
             self._finish(committed)  # what a step has left behind that failed; these gradients are the next one's
             committed = None
         if committed is None:
@@ -198,8 +198,12 @@ class GradientStep(ABC):
 
     def _finish_sealed(self) -> None:
         """Finishes a round whose commit has failed, and stands, if these gradients are the next one's."""
-        if self._committed is None and self._training.store.is_sealed and not self._gradients.unchanged():
+        if self._committed is None and self._training.store.is_sealed and not self._has_same_gradients():
             self._finish(self._end_round())
+
+    def _has_same_gradients(self) -> bool:
+        """Whether gradients are still those of the last round."""
+        return self._gradients.unchanged() and self._training.tables.unchanged()
 
     def _finish(self, committed: CommittedRound) -> None:
         """Takes the values of a committed round, and forgets it."""

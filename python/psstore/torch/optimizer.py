@@ -464,6 +464,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         forgotten; a parameter that had joined later begins with rank 0's value of now. Hyper-parameters are left as
         they are here."""
         self._strategy.retire()
+        self._training.tables.zero()  # gradients of parameters are the program's to forget; these may not be seen again
         self._attach(exist="match")
         self._training.tables.begin_prefetch()  # what came before is not the store's any more
         self.rolled_back = None

@@ -41,9 +41,7 @@ class _Sent(NamedTuple):
 
     def has_all(self, left: Sequence[RowGradients]) -> bool:
         """Whether it is what is left now."""
-        return len(self.snapshots) == len(left) and all(
-            seen.is_unchanged(one.gradients) for seen, one in zip(self.snapshots, left, strict=True)
-        )
+        return _are_unchanged(self.snapshots, left)
 
     @property
     def has_failed(self) -> bool:
@@ -76,6 +74,8 @@ class TableGradients(EarlyPushes):
             one.attach(self._threads.submit, bearing)
         self._num_sent = [0] * len(self.tables)
         """How many of each table's gradients the round that was committed last has."""
+        self._completed: list[list[GradientSnapshot]] = [[] for _ in self.tables]
+        """Each table's gradients as the last `complete` or `withhold` saw them."""
         self._hooks: dict[str, list[RemovableHandle]] = {one.table: [] for one in self.tables}
         """By table: one for each that is pushed while backward runs."""
         weakref.finalize(self, remove, *self._hooks.values())
@@ -102,19 +102,25 @@ class TableGradients(EarlyPushes):
         self._await_kept()
         self._await_sent()
         self._loss_scale = loss_scale
+        self._completed = [_snapshots(one.left, round=self._store.round) for one in self.tables]
         present = []
         for index, one in enumerate(self.tables):
             self._num_sent[index] = len(one.left)
             if one.left:
                 if not self._has(one):
-                    self._start_push(one, one.left).result()
+                    self._push(one)
                 present.append(one.table)
         return present
+
+    def unchanged(self) -> bool:
+        """Whether what is left is what the last `complete` or `withhold` has seen."""
+        return all(_are_unchanged(seen, one.left) for one, seen in zip(self.tables, self._completed, strict=True))
 
     def withhold(self) -> None:
         """Has nothing count of what there is: all workers skip the round."""
         self._await_kept()
         self._await_sent()
+        self._completed = [_snapshots(one.left, round=self._store.round) for one in self.tables]
         self._num_sent = [len(one.left) for one in self.tables]
 
     def _on_left(self, table: str, anchor: torch.Tensor) -> None:
@@ -129,8 +135,16 @@ class TableGradients(EarlyPushes):
             if sent is not None and (not sent.done.done() or (sent.round == round and sent.begins(left))):
                 return  # gradients accumulate: to send them each time would be in vain
             with suppress(StoreClosed):
-                snapshots = [GradientSnapshot.of(each.gradients, round=round) for each in left]
+                snapshots = _snapshots(left, round=round)
                 self._sent[table] = _Sent(round, self._loss_scale, snapshots, self._start_push(one, left))
+
+    def _push(self, one: TableModule) -> None:
+        """Pushes all that is left of a table, and notes so: a step that is taken again does not push it again."""
+        snapshots = _snapshots(one.left, round=self._store.round)
+        done = self._start_push(one, one.left)
+        with self._lock:
+            self._sent[one.table] = _Sent(self._store.round, self._loss_scale, snapshots, done)
+        done.result()
 
     def _start_push(self, one: TableModule, left: Sequence[RowGradients]) -> Future[None]:
         """Gradients of one row are added in the order of the lookups, as torch has the parts of a sparse gradient."""
@@ -237,3 +251,14 @@ class TableGradients(EarlyPushes):
         for index, one in enumerate(self.tables):
             one.left.clear()
             self._num_sent[index] = 0
+
+
+def _snapshots(left: Sequence[RowGradients], *, round: int) -> list[GradientSnapshot]:
+    return [GradientSnapshot.of(one.gradients, round=round) for one in left]
+
+
+def _are_unchanged(snapshots: Sequence[GradientSnapshot], left: Sequence[RowGradients]) -> bool:
+    """Whether these are of what is left now."""
+    return len(snapshots) == len(left) and all(
+        seen.is_unchanged(one.gradients) for seen, one in zip(snapshots, left, strict=True)
+    )

@@ -32,7 +32,7 @@ Start = Callable[[Callable[[], torch.Tensor]], "Future[torch.Tensor]"]
 """Runs a function in another thread."""
 
 Bearing = Callable[[], AbstractContextManager[None]]
-"""Of a block that is left if the store has gone back, and somebody takes up from there."""
+"""Makes the context of a block that is left if the store has gone back, and somebody takes up from there."""
 
 
 class RowGradients(NamedTuple):
@@ -201,7 +201,8 @@ class TableModule(torch.nn.Module):
             rows[ids == self.padding_idx] = 0.0
         self._num_lookups += 1
         apply: Callable[..., torch.Tensor] = _Lookup.apply
-        return apply(self.anchor, rows, partial(self._leave, ids.reshape(-1), self._num_lookups))
+        kept = ids.detach().reshape(-1).clone()  # a program may fill its buffer anew before the gradients are pushed
+        return apply(self.anchor, rows, partial(self._leave, kept, self._num_lookups))
 
     def weight_of(self, num_embeddings: int) -> torch.Tensor:
         """The rows of all ids below `num_embeddings` as of one decision, (num_embeddings, dim) of `lookup_dtype` on the
