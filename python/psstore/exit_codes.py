@@ -43,7 +43,7 @@ _NO_STORE = {EXIT_MISSING: "no store answers there"}
 _STORAGE = {EXIT_FAILED: "a checkpoint is damaged or not there, or storage fails"}
 _SERVER = {
     EXIT_OK: "told to end (SIGTERM, Ctrl-C) and drained, or its workers are done",
-    EXIT_FAILED: "the store was lost",
+    EXIT_FAILED: "the store was lost, or its last checkpoint was not written",
     EXIT_MISSING: "can't start: a setting, a port, a device",
 }
 

@@ -34,6 +34,7 @@ from psstore.errors import (
     StoreUnreachable,
     VersionGone,
 )
+from psstore.exit_codes import EXIT_FAILED
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.signing import Signer
@@ -239,7 +240,7 @@ def test_a_last_checkpoint_that_is_not_written_is_told(tmp_path: Path) -> None:
         process.signal(signal.SIGTERM)
         time.sleep(0.2)  # the store waits for it
         writer.kill()
-        assert process.wait() == 0
+        assert process.wait() == EXIT_FAILED
         assert "the last checkpoint was not written" in process.log()
 
 

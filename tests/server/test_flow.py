@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
+from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+import psstore
 from psstore import _core, errors
+from psstore.config import Transport
 from psstore.partition.slicing import SLICE_BYTES
 from psstore.protocol import service as service_module
 from psstore.protocol.coordinator import Coordinator
@@ -18,6 +23,7 @@ from psstore.protocol.service import ShardService
 from psstore.types import Tensor
 from psstore.wire import messages as m
 from psstore.wire.ranges import to_ranges
+from tests.support.cluster import TO_SHARDS
 from tests.support.raw_client import RawClient, slice_table
 from tests.support.server_process import StoreProcess, eventually
 from tests.support.server_thread import make_service, serving
@@ -153,6 +159,24 @@ def test_push_that_does_not_fit_is_refused_and_the_server_goes_on() -> None:
         dropped = m.decode_body(m.Dropped, client.ask("DROP", "DROPPED", body=m.Drop(names=("other",))).body)
         client.ask("DEFINE", "DEFINED", body=m.Define(facts=dropped.facts))
         assign(client, tensor, value)  # its number was not used
+
+
+@pytest.mark.parametrize("transport", TO_SHARDS)
+def test_a_write_that_does_not_fit_leaves_its_client_as_it_was(transport: Transport, tmp_path: Path) -> None:
+    flags = ("--max-memory", "40MiB", "--host", "127.0.0.1", "--uds", str(tmp_path / "socket"))
+    with StoreProcess(*flags) as process, psstore.connect(process.url, transport=transport) as store:
+        store.create("small", np.zeros(4, np.float32), rule="add")
+        huge, small = np.ones(100 << 10, np.float32), np.ones(4, np.float32)
+        store.create("huge", huge, rule="add")
+        for size in (8 << 20, 1 << 20, 128 << 10, 32 << 10):  # until there is no room
+            with contextlib.suppress(errors.OutOfMemory):
+                for number in range(40):
+                    store.create(f"{size} {number}", np.zeros(size // 4, np.float32), rule="assign")
+        for _ in range(3):
+            with pytest.raises(errors.OutOfMemory):
+                store.push("huge", huge)
+            store.push("small", small)
+        assert store.pull("small").tolist() == [3.0] * 4
 
 
 def test_pulls_that_wait_are_limited_per_connection() -> None:

@@ -95,7 +95,7 @@ class OwnedPlace:
         return manifest
 
     def abandon(self, version: int) -> None:
-        """The attempt has failed; what there is of it goes with the next `tidy_up`."""
+        """The attempt has failed; what there is of it goes with the next `tidy_up`. Touches no storage."""
         self._under_way.pop(version, None)
 
     def tidy_up(self) -> list[int]:
@@ -107,7 +107,8 @@ class OwnedPlace:
         """
         self._ownership.check()
         gone = []
-        retention = Retention(self._keep, (attempt.base for attempt in self._under_way.values()))
+        under_way = list(self._under_way.values())  # another thread begins and abandons attempts
+        retention = Retention(self._keep, (attempt.base for attempt in under_way))
         for version in reversed(self.place.folders()):
             if version in self._under_way:
                 continue

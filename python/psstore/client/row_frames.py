@@ -23,6 +23,10 @@ Piece = tuple[int, int, int, int]
 for each partition several times: a tuple costs a third of what one with names does."""
 
 
+ASKED_BYTES = ID_BYTES + 4
+"""Most that a row has in a request for it: its id, and the decision that a cache has it as of."""
+
+
 def written_pieces(
     what: str, table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str = "float32"
 ) -> list[Piece]:
@@ -75,7 +79,8 @@ def pulled(
 def pulled_frames(table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str) -> list[RowFrame]:
     """The frames of a pull of the grouped ids."""
     row_bytes = payload_bytes(encoding, row_dim(table))
-    return _frames(_pulled_pieces(table, grouped, ways, row_bytes), row_bytes)
+    most_bytes = max(row_bytes, ASKED_BYTES)
+    return _frames(_pulled_pieces(table, grouped, ways, most_bytes), row_bytes, most_bytes)
 
 
 class RowFrame(NamedTuple):
@@ -138,7 +143,8 @@ def _written_bytes(table: Tensor, encoding: str) -> int:
 
 
 def _pulled_pieces(table: Tensor, grouped: _core.GroupedIds, ways: Router, row_bytes: int) -> list[Piece]:
-    """Runs of rows of one partition, none larger than a frame."""
+    """Runs of rows of one partition, none larger than a frame. `row_bytes`: in the answer or in the request, whichever
+    has more."""
     begins = grouped.begins
     most = max(1, FRAME_BYTES // row_bytes)
     pieces: list[Piece] = []
@@ -151,18 +157,20 @@ def _pulled_pieces(table: Tensor, grouped: _core.GroupedIds, ways: Router, row_b
     return pieces
 
 
-def _frames(pieces: Iterable[Piece], row_bytes: int) -> list[RowFrame]:
-    """The pieces in frames of about FRAME_BYTES, in their order on each way."""
+def _frames(pieces: Iterable[Piece], row_bytes: int, most_bytes: int | None = None) -> list[RowFrame]:
+    """The pieces in frames of about FRAME_BYTES, in their order on each way. `most_bytes`: of a row in a frame, where
+    that is not `row_bytes`."""
+    counted = row_bytes if most_bytes is None else most_bytes
     frames: list[RowFrame] = []
     open_pieces: dict[int, list[Piece]] = {}
     room_bytes: dict[int, int] = {}
     for piece in pieces:
         way, _, begin, end = piece
-        room = room_bytes.get(way, -1) - (end - begin) * row_bytes
+        room = room_bytes.get(way, -1) - (end - begin) * counted
         if room < 0 or len(open_pieces[way]) == _core.MAX_SLICES:
             frames.append(RowFrame(way, row_bytes, []))
             open_pieces[way] = frames[-1].pieces
-            room = FRAME_BYTES - (end - begin) * row_bytes
+            room = FRAME_BYTES - (end - begin) * counted
         open_pieces[way].append(piece)
         room_bytes[way] = room
     return frames

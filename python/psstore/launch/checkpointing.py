@@ -7,13 +7,15 @@ what to do, and a line that asks for the last checkpoint.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 
 from psstore.client.arguments import Options
 from psstore.client.connect import open_store
 from psstore.client.store import Store
-from psstore.errors import PsstoreError
+from psstore.errors import DeadlineExceeded, PsstoreError
+from psstore.exit_codes import EXIT_FAILED
 from psstore.launch.supervised import take_duty
 from psstore.server import logs
 from psstore.server.processes import LAST_CHECKPOINT, CheckpointDuty
@@ -38,7 +40,8 @@ def main() -> None:
     store = connected(duty, is_over)
     if store is not None:
         with store:
-            Schedule(store, duty, is_over).run()
+            is_written = Schedule(store, duty, is_over).run()
+        sys.exit(0 if is_written else EXIT_FAILED)
 
 
 def connected(duty: CheckpointDuty, is_over: threading.Event) -> Store | None:
@@ -63,19 +66,13 @@ class Schedule:
         """Version of the last checkpoint; at first the one that the store began with."""
         self._written_at = time.monotonic()
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Until it is over. False: the last one is not written, and should be."""
         not_before = 0.0
         while not self._is_over.wait(LOOK_S):
             if time.monotonic() >= not_before and self._is_due() and not self._write():
                 not_before = time.monotonic() + RETRY_S
-        try:
-            is_new = self._num_new() > 0
-        except PsstoreError as error:
-            _log.warning("no last checkpoint was written to %s: %s", self._duty.place, error.message)
-            return
-        if is_new:
-            # Workers that died are where they handed in last: a checkpoint of then is worth more than one of now.
-            self._write(whole=self._has_one())
+        return self._write_last()
 
     def _num_new(self) -> int:
         """Decisions since the last checkpoint. Raises PsstoreError."""
@@ -96,14 +93,26 @@ class Schedule:
             _log.debug("the store was not asked whether a checkpoint is due: %s", error.message)
             return False
 
-    def _write(self, *, whole: bool = False) -> bool:
-        """False: it is not written; training goes on. `whole`: not without what workers hand in."""
+    def _write(self) -> bool:
+        """False: it is not written; training goes on."""
         try:
-            self._version = self._store.checkpoint(whole=whole)
+            self._version = self._store.checkpoint()
         except PsstoreError as error:
             _log.warning("no checkpoint was written to %s: %s", self._duty.place, error.message)
             return False
         self._written_at = time.monotonic()
+        return True
+
+    def _write_last(self) -> bool:
+        """False: it is not written, and should be."""
+        has_one = self._has_one()
+        try:
+            if self._num_new():
+                self._store.checkpoint(whole=has_one)
+        except PsstoreError as error:
+            _log.warning("no last checkpoint was written to %s: %s", self._duty.place, error.message)
+            # Workers that died are where they handed in last: a checkpoint of then is worth more than one of now.
+            return has_one and isinstance(error, DeadlineExceeded)
         return True
 
 

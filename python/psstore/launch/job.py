@@ -113,6 +113,9 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
         _restore_signals(end_signals)
     if not work.cancelled() and work.result().exit_code != 0:
         return work.result()
+    failed = [code for store in running.stores if (code := store.ended.result()) != 0]
+    if failed and not work.cancelled():  # its last checkpoint was not written, say
+        return Outcome(_exit_code(failed[0]), f"the store {_ending(failed[0])} once the workers were done")
     if work.cancelled() and told_to_end.done():
         return _interrupted(told_to_end.result())
     return _not_shown(delivery.failed.result()) if delivery.failed.done() else work.result()

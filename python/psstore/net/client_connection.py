@@ -40,7 +40,7 @@ class ClientConnection:
         self.lost: asyncio.Future[None] = loop.create_future()
         self.tls = tls
         self._socket = sock
-        self._closing = False
+        self._closing = self._has_failed = False
         self._awaits_room = False
         self._release_timer: asyncio.TimerHandle | None = None
         tune(sock)
@@ -121,6 +121,8 @@ class ClientConnection:
             self.loop.call_soon(self._on_readable)
 
     def _take_frames(self) -> None:
+        if self._has_failed:
+            return  # what came behind the failure may be of no connection any more
         try:
             self.session.take_frames(self.loop.time())
         except PsstoreError as error:
@@ -165,6 +167,7 @@ class ClientConnection:
         # A store that was reached may have a certificate that is just being replaced; and we another token by now.
         replaced = TlsFailed if self.session.state is not LinkState.UP else AuthFailed
         may_pass = isinstance(error, replaced) and self.session.welcome is not None
+        self._has_failed = True
         if is_final(error) and not may_pass:
             self.session.give_up(error)
         self.session.last_word = error.message

@@ -425,7 +425,8 @@ class Session:
         error = from_code(failure.code, failure.message, **failure.details)
         if request_id == 0 or isinstance(error, ProtocolError):
             raise error
-        self.core.fail(request_id, error)
+        if not self.core.refuse(request_id, error):
+            raise Overloaded("a write was refused, and others on their way had numbers behind it: they are sent anew")
 
 
 def is_final(error: PsstoreError) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
@@ -65,6 +66,7 @@ class StoragePlace:
         self._full_every = full_every
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ownership: Ownership | None = None
+        self._renew_at = 0.0
         self._owned = self._submit(self._take)
         self._thread = threading.Thread(target=self._run, name="psstore-place", daemon=True)
         self._thread.start()
@@ -98,17 +100,16 @@ class StoragePlace:
 
         def run() -> None:
             owned = self._owned.result()
-            owned.commit(state, [*records, *_write(owned, name, state, parts)])
-            try:
-                owned.tidy_up()
-            except StorageError as error:
-                _log.warning("older checkpoints could not be removed: %s", error.message)
+            owned.commit(state, [*records, *self._write(owned, name, state, parts)])
+            self._tidy_up()
 
         return self._submit(run)
 
     def abandon(self, version: int) -> None:
-        """See KeptPlace."""
+        """See KeptPlace. What was written of it is removed: the next attempt is of another version, and may need the
+        room."""
         self._owned.result().abandon(version)
+        self._submit(self._tidy_up)
 
     def close(self) -> None:
         """See KeptPlace. Waits a moment for storage."""
@@ -140,10 +141,10 @@ class StoragePlace:
 
     def _run(self) -> None:
         while True:
+            self._renew_if_due()
             try:
-                work = self._work.get(timeout=LEASE_S / 3)
+                work = self._work.get(timeout=max(0.0, self._renew_at - time.monotonic()))
             except queue.Empty:
-                self._renew()
                 continue
             if work is None:
                 break
@@ -156,7 +157,27 @@ class StoragePlace:
             except StorageError as error:
                 _log.warning("the place could not be left: %s", error.message)
 
-    def _renew(self) -> None:
+    def _tidy_up(self) -> None:
+        try:
+            self._owned.result().tidy_up()
+        except StorageError as error:
+            _log.warning("what is not needed any more could not be removed: %s", error.message)
+
+    def _write(
+        self, owned: OwnedPlace, name: str, state: StoreState, parts: Sequence[WorkerPart]
+    ) -> Iterator[FileRecord]:
+        """What workers have handed in, a file each."""
+        storage, version = owned.place.storage, state.decision
+        with HashPool(yielding=True) as pool:
+            for part in parts:
+                self._renew_if_due()
+                yield write_worker_file(storage, part, version=version, attempt=name, pool=pool)
+
+    def _renew_if_due(self) -> None:
+        """To be called as often as a piece of work is done: whoever is silent for a lease loses the place."""
+        if time.monotonic() < self._renew_at:
+            return
+        self._renew_at = time.monotonic() + LEASE_S / 3
         if self._ownership is None:
             return
         try:
@@ -166,12 +187,3 @@ class StoragePlace:
             self._ownership = None  # it is somebody else's for good, or removed: whoever writes there is told
         except StorageError as error:
             _log.warning("the place could not be renewed: %s", error.message)
-
-
-def _write(owned: OwnedPlace, name: str, state: StoreState, parts: Sequence[WorkerPart]) -> list[FileRecord]:
-    """What workers have handed in, a file each."""
-    if not parts:
-        return []
-    storage, version = owned.place.storage, state.decision
-    with HashPool(yielding=True) as pool:
-        return [write_worker_file(storage, part, version=version, attempt=name, pool=pool) for part in parts]

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
@@ -305,19 +305,21 @@ class Supervisor:
         if isinstance(self._groups, ShardGroups) and self._reshardings.current is not None and ending.written is None:
             self._reshardings.give_up(ending.reason or "it is to end", self._groups)
         if ending.written is None and ending.dead is None:
-            self._conclude(ending, site, selector)
+            return self._conclude(ending, site, selector)
         return ending
 
-    def _conclude(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> None:
-        """What is to be done as long as all shards are there, here and on other hosts."""
+    def _conclude(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> Ending:
+        """What is to be done as long as all shards are there, here and on other hosts; and what becomes of the end."""
         groups = self._groups
         assert groups is not None, "all are ready"
-        if ending.status == EXIT_OK:
-            self._end_checkpoints(selector)
+        is_written = ending.status != EXIT_OK or self._end_checkpoints(selector)
         if not ending.is_asked:
             if ending.status == EXIT_OK:
                 groups.store_ends()
             self._linger(site.ended_before(leads=groups.leads), selector)
+        if is_written:
+            return ending
+        return replace(ending, status=EXIT_FAILED, reason="the last checkpoint was not written; the log says why")
 
     # ---- phases: each waits for reports of the children and of the monitor, and for signals ----
 
@@ -745,20 +747,20 @@ class Supervisor:
         else:
             self._checkpoints.end()
 
-    def _end_checkpoints(self, selector: selectors.BaseSelector) -> None:
-        """Has the last one written. Another signal ends the wait."""
+    def _end_checkpoints(self, selector: selectors.BaseSelector) -> bool:
+        """Has the last one written. Another signal ends the wait. False: it is not."""
         process = self._checkpoints.process
         if process is None:
-            return
+            return True
         process.finish()
         until = time.monotonic() + LAST_CHECKPOINT_S
         while (events := self._hear(selector, until)) and process not in events:
             pass
         if events == []:
             _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
-        elif events is None or process.has_failed():
-            _log.warning("the last checkpoint was not written")
+        is_written = bool(events) and not process.has_failed()
         self._checkpoints.end()
+        return is_written
 
     def _linger(self, places: Sequence[str], selector: selectors.BaseSelector) -> None:
         """Until nobody listens any more where others hear of the end from here, or they had the time for that."""

@@ -138,9 +138,9 @@ class DifferenceAveraging(LearnerStep):
 
     def synchronize(self) -> None:
         """Averages at once, by a round of all steps that none has shared; one that has failed goes on. Who comes too
-        late for it takes part in the next one."""
+        late for it takes part in the next one, unless training was stopped, where no other one counts."""
         is_late = True
-        while is_late:
+        while is_late and not self._training.store.stopped:
             if self._round is None:
                 self._begin()
             is_late = self._merge_if_due(math.inf)

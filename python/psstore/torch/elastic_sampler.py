@@ -65,6 +65,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         self._shares = self._begin()
         self._given_at = -1
         """The version at which the last batch was given."""
+        self._life = optimizer.num_reattached
+        """The store's life in which that was."""
 
     @property
     def epoch(self) -> int:
@@ -85,10 +87,10 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         return Shares(self._num_samples, members, batch_size=batch_size, target_batch=target_batch, version=version)
 
     def _now(self) -> Shares:
-        """Where the store is. It may have gone back."""
-        store = self._optimizer.store
-        if self._shares.version > store.version:
-            self._shares, self._given_at = self._begin(), -1
+        """Where the store is. It may have gone back, also to where it was, and the step under way is taken again."""
+        store, life = self._optimizer.store, self._optimizer.num_reattached
+        if life != self._life or self._shares.version > store.version:
+            self._shares, self._given_at, self._life = self._begin(), -1, life
         self._shares.advance(store.version, store.member_log)
         return self._shares
 

@@ -167,6 +167,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._make_buffers = partial(Buffers, named=list(named_buffers), prefix=prefix)
         self._attach(exist=exist)
         self._training.tables.join_groups(optimizer)
+        self.num_reattached = 0
+        """How often it has gone on with a store that began again."""
         self.bears_rollbacks = False
         """Whether RolledBack is kept in `rolled_back`, for whoever takes up from there, and not raised by `step` and
         `clip_grad_norm_`, which do nothing until `reattach`."""
@@ -467,6 +469,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._training.tables.zero()  # gradients of parameters are the program's to forget; these may not be seen again
         self._attach(exist="match")
         self._training.tables.begin_prefetch()  # what came before is not the store's any more
+        self.num_reattached += 1
         self.rolled_back = None
         gc.collect()  # as `store.reconnect()` does: until now calls of a round begun early held the store's old client
 
