@@ -23,6 +23,7 @@ from psstore import LocalStore
 from psstore.checkpoint.manifest import FileRecord
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.reader import verify
+from psstore.checkpoint.url import folder_of
 from psstore.client.rule_state import Restored
 from psstore.client.store import Store
 from psstore.errors import (
@@ -38,7 +39,7 @@ from psstore.exit_codes import EXIT_FAILED
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.signing import Signer
-from psstore.server import checkpoint_keeper
+from psstore.server import checkpoint_keeper, checkpoint_place
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
 from psstore.types import Consistency, TensorSpec
@@ -565,6 +566,34 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
         eventually(lambda: keeper.begin(m.Begin()).ready)
     finally:
         keeper.close()
+
+
+def test_what_an_attempt_that_failed_has_written_is_removed(tmp_path: Path) -> None:
+    place = StoragePlace(str(tmp_path), keep=1)
+    try:
+        place.start_at(0)
+        name, _ = place.begin(7, has_rows=False)
+        folder = tmp_path / folder_of(7)
+        folder.mkdir()
+        (folder / f"shard-00000-of-00002.{name}.safetensors").touch()
+        place.abandon(7)
+        assert eventually(lambda: not folder.exists())
+    finally:
+        place.close()
+
+
+def test_a_place_that_is_worked_at_stays_its_owner_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_place, "LEASE_S", 0.3)
+    place = StoragePlace(str(tmp_path), keep=1)
+    try:
+        place.start_at(0)
+        before = (tmp_path / "owner.json").read_bytes()
+        for _ in range(10):  # work comes more often than the owner has to say that it lives
+            place.abandon(1)
+            time.sleep(0.05)
+        assert (tmp_path / "owner.json").read_bytes() != before
+    finally:
+        place.close()
 
 
 def begun(keeper: CheckpointKeeper, signer: Signer) -> m.SaveFact:

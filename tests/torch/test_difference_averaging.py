@@ -451,3 +451,16 @@ def test_what_can_not_be_averaged_by_differences_is_refused(patient: psstore.Loc
     model.scale.requires_grad_(True)
     with pytest.raises(UsageError, match=r"'scale' came to be trained after .*: make the optimizer anew"):
         train(model, optimizer, 1)
+
+
+def test_a_training_that_was_stopped_averages_no_more() -> None:
+    """And does not wait for a round that counts."""
+    with psstore.LocalStore(workers=1) as local, local.connect(rank=0) as store:
+        model = Odd()
+        optimizer = averaging(model, store, compression=UNCODED)
+        train(model, optimizer, EVERY)
+        store.stop()
+        in_threads([optimizer.synchronize])
+        train(model, optimizer, 1)
+        in_threads([optimizer.synchronize])
+        assert store.stopped

@@ -153,6 +153,18 @@ def test_a_loader_that_fetches_ahead_is_refused() -> None:
             next(batches)
 
 
+def test_a_step_that_is_taken_again_has_its_samples_again() -> None:
+    """Where the store goes back to the version that it is at."""
+    model = nn.Linear(3, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    with psstore.connect("local://") as store:
+        optimizer = DistributedOptimizer(plain, store, model.named_parameters())
+        batches = iter(ElasticSampler(10, optimizer, batch_size=2, shuffle=False))
+        assert next(batches) == [0, 1]
+        optimizer.reattach()
+        assert next(batches) == [0, 1]
+
+
 @pytest.mark.sockets
 @pytest.mark.one_loop
 def test_a_restored_store_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
