@@ -6,14 +6,29 @@
 
 namespace psstore {
 
+namespace {
+
+size_t bytes_of(const Frame& frame) {
+  return frame.table.size() * sizeof(SliceEntry) + frame.body.size();
+}
+
+}  // namespace
+
 void PendingReads::add(PendingRead read, const Wanted& wanted) {
-  size_t& num_waiting = num_waiting_[read.client->connection];
-  if (num_waiting >= kMaxPendingReads) {
+  const auto found = waiting_.find(read.client->connection);
+  const Waiting before = found == waiting_.end() ? Waiting{} : found->second;
+  if (before.num_reads >= kMaxPendingReads) {
     throw Error(ErrorCode::OVERLOADED,
                 std::to_string(kMaxPendingReads) +
                     " reads of this connection wait already; await some before asking for more");
   }
-  ++num_waiting;
+  const size_t num_bytes = bytes_of(*read.frame);
+  if (before.num_bytes + num_bytes > kMaxPendingBytes) {
+    throw Error(ErrorCode::OVERLOADED, "reads of this connection that wait already have " +
+                                           std::to_string(before.num_bytes) +
+                                           " bytes; await some before asking for more");
+  }
+  waiting_[read.client->connection] = {before.num_reads + 1, before.num_bytes + num_bytes};
   const Ticket ticket = next_ticket_++;
   by_end_.emplace(read.until_s, ticket);
   if (const auto* version = std::get_if<AtVersion>(&wanted)) {
@@ -21,11 +36,11 @@ void PendingReads::add(PendingRead read, const Wanted& wanted) {
   } else {
     by_key_[std::get<AtKey>(wanted).key].insert(ticket);
   }
-  places_.emplace(ticket, Place{std::move(read), wanted});
+  places_.emplace(ticket, Place{std::move(read), wanted, num_bytes});
 }
 
 void PendingReads::forget(uint64_t connection) {
-  if (!num_waiting_.contains(connection)) return;
+  if (!waiting_.contains(connection)) return;
   for (auto next = places_.begin(); next != places_.end();) {
     const auto place = next++;
     if (place->second.read.client->connection == connection) remove(place->first);
@@ -85,12 +100,13 @@ PendingRead PendingReads::remove(Ticket ticket) {
   if (const auto* version = std::get_if<AtVersion>(&place->second.wanted)) {
     by_version_.erase({version->number, ticket});
   } else {
-    const auto waiting = by_key_.find(std::get<AtKey>(place->second.wanted).key);
-    waiting->second.erase(ticket);
-    if (waiting->second.empty()) by_key_.erase(waiting);
+    const auto tickets = by_key_.find(std::get<AtKey>(place->second.wanted).key);
+    tickets->second.erase(ticket);
+    if (tickets->second.empty()) by_key_.erase(tickets);
   }
-  const auto num_waiting = num_waiting_.find(read.client->connection);
-  if (--num_waiting->second == 0) num_waiting_.erase(num_waiting);
+  const auto waiting = waiting_.find(read.client->connection);
+  waiting->second.num_bytes -= place->second.num_bytes;
+  if (--waiting->second.num_reads == 0) waiting_.erase(waiting);
   due_.erase(ticket);
   places_.erase(place);
   return read;

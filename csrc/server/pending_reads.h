@@ -24,6 +24,8 @@ namespace psstore {
 // Reads of one connection that may wait at a time, since each holds its table and its body. In frames of 4 MiB
 // they ask for 4 GiB.
 inline constexpr size_t kMaxPendingReads = 1024;
+// And bytes of those: rows are asked for by their ids.
+inline constexpr size_t kMaxPendingBytes = size_t{256} << 20;
 
 // A PULL or NORM that waits for a decision, for what a decision lacks, or for a first value.
 struct PendingRead {
@@ -47,7 +49,7 @@ using Wanted = std::variant<AtVersion, AtKey>;
 // A read is here from add() until take_due() or forget() gives it up; it may be added again.
 class PendingReads {
  public:
-  // Throws Error(OVERLOADED) if too many reads of its connection wait.
+  // Throws Error(OVERLOADED) if too many reads of its connection wait, or too many bytes of them.
   void add(PendingRead read, const Wanted& wanted);
   // The connection is gone: nobody waits there.
   void forget(uint64_t connection);
@@ -72,6 +74,7 @@ class PendingReads {
   struct Place {
     PendingRead read;
     Wanted wanted;
+    size_t num_bytes;  // of its request
   };
 
   PendingRead remove(Ticket ticket);
@@ -82,7 +85,11 @@ class PendingReads {
   std::unordered_map<Key, std::set<Ticket>> by_key_;
   std::set<std::pair<double, Ticket>> by_end_;
   std::set<Ticket> due_;
-  std::unordered_map<uint64_t, size_t> num_waiting_;  // of each connection that has any
+  struct Waiting {
+    size_t num_reads = 0;
+    size_t num_bytes = 0;
+  };
+  std::unordered_map<uint64_t, Waiting> waiting_;  // of each connection that has any
 };
 
 }  // namespace psstore

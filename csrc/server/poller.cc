@@ -91,11 +91,14 @@ std::vector<Poller::Id> Poller::unread(Clock::duration limit) {
 
 void Poller::watch(Id id, Watched& watched) {
   const uint32_t awaited = watched.connection.awaited();
-  if (awaited == std::exchange(watched.awaited, awaited)) return;
+  const uint32_t before = std::exchange(watched.awaited, awaited);
+  if (awaited == before) return;
   epoll_event event{};
   event.events = awaited;
   event.data.u64 = id;
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, watched.connection.fd(), &event) != 0) {
+  // Where nothing is awaited, an end would ring all the same, and again at once.
+  const int change = awaited == 0 ? EPOLL_CTL_DEL : before == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+  if (epoll_ctl(epoll_.get(), change, watched.connection.fd(), &event) != 0) {
     throw_system_error("epoll_ctl");
   }
 }

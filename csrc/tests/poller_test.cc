@@ -319,6 +319,17 @@ TEST_F(PollerTest, WhoGoesAwayWithoutReadingIsGone) {
   EXPECT_TRUE(is_gone(poller_.turn(0s), 1));
 }
 
+TEST_F(PollerTest, WhoGoesAwayWhileNobodyIsHeardCallsNobodyAgainAndAgain) {
+  Client& client = connect(1);
+  client.protocol.freeze_with_shard();
+  service_.freeze(true);
+  client.send(read_of(kSmall));
+  client.hang_up();
+  EXPECT_FALSE(poller_.turn(0s));
+  EXPECT_FALSE(poller_.turn(0s));
+  EXPECT_FALSE(is_called(50));
+}
+
 TEST_F(PollerTest, AClosedConnectionSendsWhatIsLeftAndListensToNothing) {
   Client& client = connect(1);
   client.send(read_of(kLarge));

@@ -465,7 +465,7 @@ NORM_MUTANTS: dict[str, tuple[str, Mutant]] = {
 FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "nobody is told that the store went back": ("sync", nobody_is_told),
     "a shard begins empty": ("sync", lambda: mock.patch.object(scenario, "restore_from", a_shard_begins_empty)),
-    "lives are numbered anew": ("async", method(Membership, "restore", lambda self, lives: None)),
+    "lives are numbered anew": ("async", method(Membership, "restore", lambda self, *_, **__: None)),
     "decisions are numbered anew": ("sync", method(DecisionLog, "restore", lambda self, last: None)),
 }
 """As above, and shown where the store goes back to checkpoints."""

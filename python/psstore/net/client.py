@@ -275,7 +275,7 @@ class Reconnector:
                 self.first_up.set_result(None)
             else:
                 self._say_back(outage)
-            if self._on_up is not None:
+            if self._on_up is not None and not connection.lost.done():  # it may be up and gone by now
                 self._on_up(connection)
         await asyncio.wait((connection.lost,))  # not `await lost`: our end must not be taken for its end
         self._connection = None
