@@ -51,8 +51,9 @@ OF_COMMAND: Mapping[str, Mapping[int, str]] = {
     "psstore-server": _SERVER,
     "server": _SERVER,
     "run": {
-        EXIT_OK: "all workers ended with 0",
-        EXIT_FAILED: "the store was lost, or output can't be shown; a worker's own exit code otherwise",
+        EXIT_OK: "all workers ended with 0, or all but those that the others went on without",
+        EXIT_FAILED: "the store was lost, or its last checkpoint was not written, or output can't be shown; a worker's"
+        " own exit code otherwise",
         EXIT_MISSING: "the store can't start or be reached",
         EXIT_NO_PROGRAM: "a worker can't be started",
         EXIT_SIGNAL: "plus a signal's number: it ended a worker, or this run",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,12 @@ class _Processes:
         """None or one."""
         return [] if self.store is None else [self.store.child]
 
+    def hurry(self) -> None:
+        """Has a store end that waits for its last checkpoint, as it does once the workers have ended."""
+        for store in self.stores:
+            if all(worker.ended.done() for worker in self.workers.values()) and not store.ended.done():
+                store.process.terminate()
+
 
 async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
     """Runs to the end. `deliver` gets every line of output; the reason for a failure is in the outcome.
@@ -91,13 +97,13 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
     SIGINT, SIGTERM and SIGHUP end the run, but the last not under `nohup`; the exit code is then 128 + the signal's
     number, as in a shell.
     """
-    end_signals = requests_to_end()
-    told_to_end = _on_signals(end_signals)
+    end_signals, running = requests_to_end(), _Processes(None)
+    told_to_end = _on_signals(end_signals, again=running.hurry)
     delivery = Delivery(deliver)
     pumps: list[asyncio.Task[None]] = []
     try:
         async with ProcessGroup() as group:
-            running = _Processes(await _start_store(job, group))
+            running.store = await _start_store(job, group)
             for store in running.stores:
                 pumps += _pumps(store, "store", delivery)
             work = asyncio.create_task(_Work(job, group, running, pumps, delivery).run())
@@ -237,13 +243,15 @@ def _not_shown(error: OSError) -> Outcome:
     return Outcome(EXIT_FAILED, f"can't show what the workers print: {error.strerror}")
 
 
-def _on_signals(numbers: Iterable[int]) -> asyncio.Future[int]:
-    """Done with the number of the first of them that comes."""
+def _on_signals(numbers: Iterable[int], *, again: Callable[[], None]) -> asyncio.Future[int]:
+    """Done with the number of the first of them that comes; `again` is called at each other one."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[int] = loop.create_future()
 
     def on_signal(signum: int) -> None:
-        if not came.done():
+        if came.done():
+            again()
+        else:
             came.set_result(signum)
 
     for signum in numbers:

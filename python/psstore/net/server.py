@@ -329,6 +329,8 @@ class Server:
             raise
         except (OutOfMemory, MemoryError):  # in the middle of a frame: no request can be told
             connection.refuse(Overloaded("this shard has no memory for what the connection sends; try again later"))
+        except Overloaded as error:  # nor the system for what it says is in shared memory
+            connection.refuse(error)
         except Exception as error:
             self._broke(connection, error)
 

@@ -7,6 +7,7 @@ does that was told to leave: its Job would put no other pod in its place.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,7 +28,8 @@ def run(command: Sequence[str]) -> int:
 
     def tell(number: int, _: FrameType | None) -> None:
         told.append(number)
-        program.send_signal(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(program.pid, number)  # `send_signal` would take its status, which `_wait_for` waits for
 
     for number in ENDING:
         signal.signal(number, tell)
