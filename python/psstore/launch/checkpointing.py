@@ -96,12 +96,23 @@ class Schedule:
     def _write(self) -> bool:
         """False: it is not written; training goes on."""
         try:
-            self._version = self._store.checkpoint()
+            self._version = self._checkpoint()
         except PsstoreError as error:
             _log.warning("no checkpoint was written to %s: %s", self._duty.place, error.message)
             return False
         self._written_at = time.monotonic()
         return True
+
+    def _checkpoint(self) -> int:
+        """The version of the next one. It is one that all workers can go on from, or else, unless there is such a one
+        already and a worker is lost, one of the weights. Raises PsstoreError."""
+        has_one = self._has_one()
+        try:
+            return self._store.checkpoint(whole=has_one)
+        except DeadlineExceeded:
+            if not has_one or self._store.stats()[0]["ranks_lost"]:
+                raise
+        return self._store.checkpoint()  # they are slow, and may be so the next time
 
     def _write_last(self) -> bool:
         """False: it is not written, and should be."""

@@ -1,0 +1,87 @@
+"""When a store's checkpoints are written, and which of them is rather not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from psstore.checkpoint.interval import CheckpointInterval
+from psstore.client.store import Store
+from psstore.config import NO_CREDENTIALS
+from psstore.errors import DeadlineExceeded, StorageFailed
+from psstore.launch.checkpointing import Schedule
+from psstore.server.processes import CheckpointDuty
+
+
+class FakeStore:
+    """A store at version 7, with a checkpoint or without, whose workers hand in or do not."""
+
+    def __init__(self, *, has_one: bool, hands_in: bool, lost: str = "", fails: bool = False) -> None:
+        self.asked: list[bool] = []
+        """Of each checkpoint, whether it was to be whole."""
+        self._counters = {"version": 7, "checkpoint": 3 if has_one else -1, "ranks_lost": lost}
+        self._hands_in = hands_in
+        self._fails = fails
+
+    def stats(self) -> Sequence[dict[str, Any]]:
+        return [self._counters]
+
+    def checkpoint(self, *, whole: bool = False) -> int:
+        self.asked.append(whole)
+        if self._fails:
+            raise StorageFailed("No space left on device")
+        if whole and not self._hands_in:
+            raise DeadlineExceeded("it would be without what ranks 1 hand in")
+        return 7
+
+
+def schedule(store: FakeStore) -> Schedule:
+    duty = CheckpointDuty(
+        url="",
+        credentials=NO_CREDENTIALS,
+        place="run",
+        interval=CheckpointInterval(decisions=1),
+        began_at=0,
+        log_level="info",
+        log_format="text",
+    )
+    is_over = threading.Event()
+    is_over.set()
+    return Schedule(cast(Store, store), duty, is_over)
+
+
+@pytest.mark.parametrize(
+    ("store", "is_written", "asked"),
+    [
+        (FakeStore(has_one=True, hands_in=True), True, [True]),
+        (FakeStore(has_one=False, hands_in=False), True, [False]),
+        (FakeStore(has_one=True, hands_in=False), True, [True, False]),
+        (FakeStore(has_one=True, hands_in=False, lost="1"), False, [True]),
+        (FakeStore(has_one=True, hands_in=True, fails=True), False, [True]),
+    ],
+    ids=["whole", "the first", "slow workers", "a lost worker", "storage fails"],
+)
+def test_a_checkpoint_that_nobody_could_go_on_from_takes_the_place_of_none(
+    store: FakeStore, is_written: bool, asked: Sequence[bool]
+) -> None:
+    assert schedule(store)._write() == is_written
+    assert store.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("store", "is_right"),
+    [
+        (FakeStore(has_one=True, hands_in=True), True),
+        (FakeStore(has_one=True, hands_in=False, lost="1"), True),
+        (FakeStore(has_one=False, hands_in=False), True),
+        (FakeStore(has_one=True, hands_in=True, fails=True), False),
+    ],
+    ids=["whole", "a lost worker", "the first", "storage fails"],
+)
+def test_an_end_without_its_last_checkpoint_is_told_unless_one_before_is_better(
+    store: FakeStore, is_right: bool
+) -> None:
+    assert schedule(store).run() == is_right
