@@ -131,7 +131,7 @@ def test_the_last_checkpoint_is_the_one_that_has_what_workers_hand_in(tmp_path: 
         for store in stores:
             store.end(leave=False)
         assert process.stop() == 0
-        assert "no checkpoint was written" in process.log()
+        assert "no last checkpoint was written" in process.log()
     assert [one.version for one in open_place(str(place)).place.list()] == [1]
     assert [part.state for part in parts(place, 1)] == ["at 1", "at 1"]
 

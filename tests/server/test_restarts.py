@@ -202,6 +202,7 @@ def test_a_store_that_is_told_to_end_while_it_starts_again_ends_well(served: Sto
         train(store, until=1)
         store.checkpoint()
     kill(served, 0)
+    assert eventually(lambda: "all shards go back to version 1" in served.log())
     assert served.stop() == 0
 
 
