@@ -15,20 +15,20 @@ size_t bytes_of(const Frame& frame) {
 }  // namespace
 
 void PendingReads::add(PendingRead read, const Wanted& wanted) {
-  const auto found = waiting_.find(read.client->connection);
-  const Waiting before = found == waiting_.end() ? Waiting{} : found->second;
-  if (before.num_reads >= kMaxPendingReads) {
+  Waiting& waiting = waiting_[read.client->connection];
+  if (waiting.num_reads >= kMaxPendingReads) {
     throw Error(ErrorCode::OVERLOADED,
                 std::to_string(kMaxPendingReads) +
                     " reads of this connection wait already; await some before asking for more");
   }
   const size_t num_bytes = bytes_of(*read.frame);
-  if (before.num_bytes + num_bytes > kMaxPendingBytes) {
+  if (waiting.num_bytes + num_bytes > kMaxPendingBytes) {  // the first is never that large
     throw Error(ErrorCode::OVERLOADED, "reads of this connection that wait already have " +
-                                           std::to_string(before.num_bytes) +
+                                           std::to_string(waiting.num_bytes) +
                                            " bytes; await some before asking for more");
   }
-  waiting_[read.client->connection] = {before.num_reads + 1, before.num_bytes + num_bytes};
+  ++waiting.num_reads;
+  waiting.num_bytes += num_bytes;
   const Ticket ticket = next_ticket_++;
   by_end_.emplace(read.until_s, ticket);
   if (const auto* version = std::get_if<AtVersion>(&wanted)) {

@@ -574,9 +574,7 @@ class ShardService:
         """The store goes on with the shards that it has. Who wanted others is told why, and whoever was not heard has
         to say again what it said, on another connection."""
         asked, self._reshard_asked = self._reshard_asked, None
-        outputs = list[Output]()
-        if asked is not None:
-            outputs.append(failure(asked.conn, asked.request, BadArgument(why)))
+        outputs: list[Output] = [] if asked is None else [failure(asked.conn, asked.request, BadArgument(why))]
         if self.standstill.since is not None:
             self._clock_ahead_s -= now - self.standstill.since  # nobody could be heard, and so nobody is late
             unheard = [conn for conn, connection in self._connections.items() if connection.is_gated]

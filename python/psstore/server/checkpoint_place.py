@@ -167,6 +167,8 @@ class StoragePlace:
         self, owned: OwnedPlace, name: str, state: StoreState, parts: Sequence[WorkerPart]
     ) -> Iterator[FileRecord]:
         """What workers have handed in, a file each."""
+        if not parts:
+            return
         storage, version = owned.place.storage, state.decision
         with HashPool(yielding=True) as pool:
             for part in parts:

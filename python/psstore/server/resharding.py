@@ -134,21 +134,10 @@ class Reshardings:
     def see_to(self, groups: ShardGroups, events: Sequence[object]) -> int | None:
         """The version at which the store stands still and is written down; None: it is not. `events`: whose reports
         are readable."""
-        attempt = self.current
-        if attempt is not None and groups.leaders != attempt.leaders:
-            self.give_up("a standby has taken over meanwhile: ask again", groups)
-        elif attempt is not None and attempt.process in events:
-            told = attempt.process.told()
-            if told is not None and told[0] == WRITTEN:
-                return int(told[1])
-            if told is not None:
-                self.give_up(told[1], groups)
-        elif attempt is not None and time.monotonic() > attempt.until:
-            self.give_up("it was not written down in time", groups)
-        wish = groups.take_wish()
-        if wish is not None:
+        written = None if self.current is None else self._look_at(self.current, groups, events)
+        if written is None and (wish := groups.take_wish()) is not None:
             self._begin_one(wish, groups)
-        return None
+        return written
 
     def give_up(self, why: str, groups: ShardGroups) -> None:
         """REQUIRES: one has begun."""
@@ -169,6 +158,19 @@ class Reshardings:
         """The supervisor ends, for whatever reason."""
         if self.current is not None:
             self.current.end()
+
+    def _look_at(self, attempt: Resharding, groups: ShardGroups, events: Sequence[object]) -> int | None:
+        if groups.leaders != attempt.leaders:
+            self.give_up("a standby has taken over meanwhile: ask again", groups)
+        elif attempt.process in events:
+            told = attempt.process.told()
+            if told is not None and told[0] == WRITTEN:
+                return int(told[1])
+            if told is not None:
+                self.give_up(told[1], groups)
+        elif time.monotonic() > attempt.until:
+            self.give_up("it was not written down in time", groups)
+        return None
 
     def _begin_one(self, num_shards: int, groups: ShardGroups) -> None:
         if self.current is not None:
