@@ -216,9 +216,7 @@ void Shard::write(WriteKind kind, const std::string& client_name, uint64_t seque
   const std::shared_ptr<WriteWindow::Client> client = window_.client(client_name);
   const MutexLock client_lock(client->mutex);
   if (!client->take(sequence)) {
-    if (holds(BreakableRule::kREFUSED_WRITES_STAY_REFUSED))
-      client->refusals.recall(sequence, entries);
-    acknowledge(entries);
+    answer_again(client->refusals, sequence, entries);
     return;
   }
   const Incoming incoming{kind, Origin{}, Standing::kOpen, payload};
@@ -230,6 +228,26 @@ void Shard::write(WriteKind kind, const std::string& client_name, uint64_t seque
     throw;
   }
   client->refusals.note(sequence, entries);
+}
+
+bool Shard::refuse_write(const std::string& client_name, uint64_t sequence,
+                         std::span<SliceEntry> entries, ErrorCode status) {
+  const SharedLock lock(table_.decision_mutex);
+  const std::shared_ptr<WriteWindow::Client> client = window_.client(client_name);
+  const MutexLock client_lock(client->mutex);
+  if (!client->take(sequence)) {
+    answer_again(client->refusals, sequence, entries);
+    return false;
+  }
+  refuse(entries, status);
+  client->refusals.note(sequence, entries);
+  return true;
+}
+
+void Shard::answer_again(const Refusals& refusals, uint64_t sequence,
+                         std::span<SliceEntry> entries) {
+  if (holds(BreakableRule::kREFUSED_WRITES_STAY_REFUSED)) refusals.recall(sequence, entries);
+  acknowledge(entries);
 }
 
 void Shard::make_room(const Incoming& incoming, std::span<const SliceEntry> entries) {
@@ -290,6 +308,9 @@ void Shard::accept(const Incoming& incoming, std::span<SliceEntry> entries) {
       } catch (const Error& error) {
         if (!changed) throw;
         entry.status = error.code();
+      } catch (const std::bad_alloc&) {
+        if (!changed) throw;
+        entry.status = ErrorCode::OUT_OF_MEMORY;
       }
       changed |= is_admitted(entry);
     }

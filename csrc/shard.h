@@ -102,6 +102,10 @@ class Shard {
   // and how it was answered is not known any more.
   void write(WriteKind kind, const std::string& client, uint64_t sequence,
              std::span<SliceEntry> entries, const BufferRef& payload);
+  // Uses the number of such a write, which has failed as a whole: those behind it may be on their way. What may be written
+  // of it has that status now. False: it came before, and has the statuses that it had first. Throws as write() does.
+  bool refuse_write(const std::string& client, uint64_t sequence, std::span<SliceEntry> entries,
+                    ErrorCode status);
   uint64_t last_sequence(const std::string& client) { return window_.last_sequence(client); }
 
   // ---- decisions
@@ -261,6 +265,9 @@ class Shard {
   ErrorCode restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice)
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode assign_rows(Slot& slot, const PayloadSlice& slice)
+      REQUIRES_SHARED(table_.decision_mutex);
+  // The answer to a write that came before: what was refused of it then, and of the rest what acknowledge() says.
+  void answer_again(const Refusals& refusals, uint64_t sequence, std::span<SliceEntry> entries)
       REQUIRES_SHARED(table_.decision_mutex);
   // The answer to what was done before: OK and today's version.
   void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);

@@ -175,14 +175,6 @@ bool PySession::fail(uint64_t number, const py::object& error) {
   return true;
 }
 
-bool PySession::refuse(uint64_t number, const py::object& error) {
-  const std::shared_ptr<Request> request = session.take(number);
-  if (request == nullptr) return true;
-  const bool goes_on = session.give_back(*request);
-  dynamic_cast<PyAsker&>(*request->asker).failed(request->part, error);
-  return goes_on;
-}
-
 // ---- bytes ------------------------------------------------------------------------------------------
 
 template <typename Take>
@@ -368,7 +360,6 @@ void bind_session(py::module_& m) {
       .def("next_deadline", [](const PySession& self) { return next_deadline(self.session); })
       .def("finish", &PySession::finish, "number"_a, "result"_a)
       .def("fail", &PySession::fail, "number"_a, "error"_a)
-      .def("refuse", &PySession::refuse, "number"_a, "error"_a)
       .def(
           "heard",
           [](PySession& self, uint64_t version, uint64_t scaled) {

@@ -63,8 +63,6 @@ class PySession {
   // False: there is no such request any more.
   bool finish(uint64_t number, const py::object& result);
   bool fail(uint64_t number, const py::object& error);
-  // The shard has refused it as a whole. False: see ClientSession::give_back.
-  bool refuse(uint64_t number, const py::object& error);
 
   // False: the connection is lost.
   bool receive(double now_s);

@@ -74,7 +74,7 @@ struct Request {
   bool reads() const {
     return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS || op == Op::kLIST_ROWS;
   }
-  bool is_numbered() const { return op == Op::kASSIGN || op == Op::kADD || op == Op::kRESTORE; }
+  bool is_numbered() const { return psstore::is_numbered(op); }
   Op reply() const { return Op{static_cast<uint8_t>(static_cast<uint8_t>(op) + 1)}; }
   // The reply is slices, with a version.
   bool is_data() const { return op >= Op::kPUSH && op <= Op::kLIST_ROWS; }

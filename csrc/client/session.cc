@@ -91,13 +91,6 @@ std::shared_ptr<Request> ClientSession::take(uint64_t number) {
   return taken;
 }
 
-bool ClientSession::give_back(const Request& refused) {
-  if (!refused.is_numbered()) return true;
-  if (refused.sequence != last_write) return false;
-  --last_write;
-  return true;
-}
-
 void ClientSession::say(const std::shared_ptr<Request>& asked, double now_s) {
   Request& request = *asked;
   const std::string body = body_of(request, now_s);

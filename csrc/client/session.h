@@ -110,9 +110,6 @@ class ClientSession {
   std::shared_ptr<Request> request(uint64_t number) const;
   // The same, and it is asked no more.
   std::shared_ptr<Request> take(uint64_t number);
-  // A request that was refused as a whole: a write's number was not used, and is the next one's. False: later
-  // writes have the numbers behind it, which their shard does not take; on a new connection they get others.
-  bool give_back(const Request& refused);
   // A frame of somebody else's making goes out.
   void say(std::vector<std::byte> frame) { outgoing_.add(std::move(frame)); }
   // A request that told the scale of decision `told_scale`, or none (0), was answered by a shard at `at_version`.

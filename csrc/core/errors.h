@@ -96,6 +96,11 @@ constexpr bool is_failure(ErrorCode status) {
          status != ErrorCode::NO_STATE;
 }
 
+// Whether it is an error of the peer, whose connection ends; else of one request.
+constexpr bool ends_connection(ErrorCode code) {
+  return code <= ErrorCode::TLS_FAILED;
+}
+
 // What the core throws. The bindings turn it into the Python class of the same code.
 class Error : public std::runtime_error {
  public:

@@ -174,6 +174,28 @@ void DataService::answer_write(const ConnectedClient& client, Frame& frame, Repl
   add_head(frame, {.sequence = shard_.version(), .table = table.entries()}, replies);
 }
 
+void DataService::refuse(const ConnectedClient& client, Frame& frame, std::exception_ptr error,
+                         ErrorCode code, Replies& replies) {
+  const Header& header = frame.header;
+  if (is_numbered(header.op)) {
+    frame.payload = {};
+    std::vector<SliceEntry> entries = entries_of(frame);
+    try {
+      const bool is_new = shard_.refuse_write(client.writer, header.sequence, entries, code);
+      const SliceTable table(std::move(entries));
+      if (!is_new) {
+        add_head(frame, {.sequence = shard_.version(), .table = table.entries()}, replies);
+        return;
+      }
+      if (replication_.is_followed()) record_write(client, frame, table);
+    } catch (const Error& failed) {
+      if (ends_connection(failed.code())) throw;
+      error = std::current_exception();
+    }
+  }
+  fail(client.connection, header.request, std::move(error));
+}
+
 void DataService::answer_hold(const ConnectedClient& client, const Frame& frame, Replies& replies,
                               double now_s) {
   const uint64_t reader = frame.header.sequence;

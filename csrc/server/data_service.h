@@ -143,6 +143,11 @@ class DataService {
     failures_.push_back({connection, request, std::move(error)});
   }
 
+  // The same of a complete frame that has failed as a whole. A write that is numbered uses its number all the same,
+  // here and on standbys; one that came before is answered as it was first. Throws Error: the connection fails.
+  void refuse(const ConnectedClient& client, Frame& frame, std::exception_ptr error, ErrorCode code,
+              Replies& replies);
+
   // ---- connections
 
   // The connection is gone: nothing is read there, and nothing waits.

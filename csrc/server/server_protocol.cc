@@ -5,14 +5,6 @@
 #include <utility>
 
 namespace psstore {
-namespace {
-
-// What it is an error of: the peer's, whose connection ends, or of one request.
-bool is_protocol_error(const Error& error) {
-  return error.code() <= ErrorCode::TLS_FAILED;
-}
-
-}  // namespace
 
 void ServerProtocol::open(std::string writer, bool wants_checksum) {
   client_->writer = std::move(writer);
@@ -27,7 +19,7 @@ void ServerProtocol::allow(std::span<const uint8_t> ops) {
 }
 
 void ServerProtocol::check_allowed(Op op) const {
-  if (allowed_.test(static_cast<uint8_t>(op))) return;
+  if (is_allowed(op)) return;
   throw Error(ErrorCode::NOT_ALLOWED,
               "the token that this client connected with is for reading only: operation " +
                   std::to_string(static_cast<int>(op)) + " writes; connect with a worker's token");
@@ -133,6 +125,7 @@ bool ServerProtocol::take(const std::shared_ptr<Frame>& frame, double now_s) {
   }
   if (!DataService::takes(header)) return false;
   std::exception_ptr failed;
+  ErrorCode code = ErrorCode::OUT_OF_MEMORY;
   try {
     if (frame->complete && refused_) std::rethrow_exception(std::exchange(refused_, nullptr));
     check_allowed(header.op);
@@ -144,16 +137,19 @@ bool ServerProtocol::take(const std::shared_ptr<Frame>& frame, double now_s) {
     }
     return true;
   } catch (const Error& error) {
-    if (is_protocol_error(error)) throw;
+    if (ends_connection(error.code())) throw;
+    code = error.code();
     failed = std::current_exception();
   } catch (const std::bad_alloc&) {
     failed = std::current_exception();
   }
-  if (frame->complete) {
-    service_.fail(client_->connection, header.request, std::move(failed));
-  } else {
+  if (!frame->complete) {
     refused_ = std::move(failed);
     decoder_.discard();
+  } else if (is_allowed(header.op)) {
+    service_.refuse(*client_, *frame, std::move(failed), code, replies_);
+  } else {
+    service_.fail(client_->connection, header.request, std::move(failed));
   }
   return true;
 }

@@ -68,6 +68,7 @@ class ServerProtocol {
   bool take_record(const std::shared_ptr<Frame>& frame);
   // Whether it was a request for data: it is answered, or has failed, or its payload is received.
   bool take(const std::shared_ptr<Frame>& frame, double now_s);
+  bool is_allowed(Op op) const { return allowed_.test(static_cast<uint8_t>(op)); }
   // Throws NOT_ALLOWED.
   void check_allowed(Op op) const;
   void attach_payload(Frame& frame) const;

@@ -220,5 +220,32 @@ TEST(ReplicationOverAConnectionTest, WhatComesOverAStreamAStandbySeesWhereTheSha
       << "the slot has kept the payload as its value, and changes another one";
 }
 
+TEST(ReplicationOverAConnectionTest, AStandbyIsSentThatAWriteWasRefusedAsAWhole) {
+  const Key key = make_key(1, 0);
+  Shard shard({.max_memory_bytes = 6 << 20}), other(ShardOptions{});
+  for (Shard* const one : {&shard, &other}) {
+    one->define({1, DType::kFloat32, RuleKind::kAssign, 0, false, {{key, 1 << 20}}});
+  }
+  DataService service(shard);
+  FrameDecoder from_standby, from_client;
+  ServerProtocol standby(from_standby, service, kStandby);
+  standby.open("standby", /*wants_checksum=*/false);
+  standby.follow();
+  ServerProtocol client(from_client, service, kStandby + 1);
+  client.open("client", /*wants_checksum=*/false);
+  const Bytes write = wire(
+      {.op = Op::kASSIGN, .slices = {{key, Floats(1 << 20, 3.0f)}}, .request = 1, .sequence = 1});
+  receive(from_client, write, write.size(), [&] { (void)client.next_frame(0.0); });
+  EXPECT_TRUE(service.has_failures());
+  const std::string sent = std::get<std::string>(standby.replies().take().front());
+  FrameDecoder decoder;
+  decoder.feed(std::as_bytes(std::span(sent)));
+  const std::shared_ptr<Frame> record = decoder.next_frame();
+  ASSERT_NE(record, nullptr);
+  repeat(other, *record, "client");
+  EXPECT_EQ(other.last_sequence("client"), 1U);
+  EXPECT_EQ(other.stats().at("writes"), 0U);
+}
+
 }  // namespace
 }  // namespace psstore::testing

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "request_support.h"
@@ -216,6 +217,59 @@ TEST_F(ServerProtocolTest, EachSliceSaysWhatFailedThere) {
   EXPECT_EQ(replies().at(0).frame->table[1].status, ErrorCode::UNKNOWN_KEY);
   EXPECT_TRUE(others(wire({Op::kASSIGN, {{kUnknown, {1}}}, 1, 1})).empty());
   EXPECT_EQ(replies().at(0).frame->table[0].status, ErrorCode::UNKNOWN_KEY);
+}
+
+// Those behind it may be on their way: they would be out of turn.
+TEST_F(ServerProtocolTest, AWriteThatIsRefusedAsAWholeUsesItsNumber) {
+  constexpr size_t kElems = 1 << 19;
+  using enum ErrorCode;
+  for (const bool has_room_for_payload : {true, false}) {
+    Shard shard({.max_memory_bytes = (has_room_for_payload ? 5u : 3u) << 20});
+    shard.define({1, DType::kFloat32, RuleKind::kAdd, 0, true, {{kSmall, 2}}});
+    shard.define({2, DType::kFloat32, RuleKind::kAdd, 0, true, {{kLarge, kElems}}});
+    DataService service(shard);
+    FrameDecoder decoder;
+    ServerProtocol protocol(decoder, service, 1);
+    protocol.open("a", false);
+    const auto add = [&](uint64_t number, const Values& slices) {
+      return wire({.op = Op::kADD, .slices = slices, .request = number, .sequence = number});
+    };
+    const auto take = [&](const Bytes& bytes) {
+      receive(decoder, bytes, bytes.size(), [&] { EXPECT_EQ(protocol.next_frame(0), nullptr); });
+    };
+    const auto statuses = [&] {
+      std::vector<ErrorCode> found;
+      for (const Reply& reply : read_all(protocol.replies())) {
+        found.push_back(reply.frame->table[0].status);
+      }
+      return found;
+    };
+    take(add(1, {{kLarge, Floats(kElems, 1)}}));
+    EXPECT_EQ(service.take_failures().size(), has_room_for_payload ? 0U : 1U);
+    protocol.replies().clear();
+    std::vector<SliceEntry> read(1);
+    read[0].key = kLarge;
+    const Shard::Reply held = shard.read(read, 64 << 20);  // another value needs other memory
+    Bytes stream = add(2, {{kSmall, {1, 2}}});
+    append(stream, add(3, {{kLarge, Floats(kElems, 1)}}));
+    append(stream, add(4, {{kSmall, {1, 2}}}));
+    take(stream);
+    EXPECT_EQ(service.take_failures().size(), 1U);
+    EXPECT_EQ(statuses(), (std::vector{OK, OK}));
+    take(stream);  // its answers were lost
+    EXPECT_FALSE(service.has_failures());
+    EXPECT_EQ(statuses(), (std::vector{OK, OUT_OF_MEMORY, OK}));
+    take(wire({Op::kPULL, {{kSmall, {}}}}));
+    EXPECT_EQ(read_all(protocol.replies()).at(0).values, (Floats{2, 4}));
+  }
+}
+
+TEST_F(ServerProtocolTest, AWriteThatAReaderMayNotMakeIsNotRemembered) {
+  protocol_.open("reader", false);
+  protocol_.allow(std::array{static_cast<uint8_t>(Op::kPULL)});
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 1, 1})).empty());
+  EXPECT_EQ(code_of(service_.take_failures().at(0)), ErrorCode::NOT_ALLOWED);
+  EXPECT_EQ(shard_.last_sequence("reader"), 0U);
 }
 
 TEST_F(ServerProtocolTest, APushIsOfTheNewestLifeAttachedHere) {

@@ -115,4 +115,9 @@ enum class Op : uint8_t {
 #undef PSSTORE_X
 };
 
+// A write whose sequence says which of its client's it is, so that it counts once.
+constexpr bool is_numbered(Op op) {
+  return op == Op::kASSIGN || op == Op::kADD || op == Op::kRESTORE;
+}
+
 }  // namespace psstore

@@ -462,9 +462,6 @@ class ClientSession:
     def finish(self, number: int, result: object) -> bool:
         """Its future gets that. False: there is no such request any more."""
     def fail(self, number: int, error: BaseException) -> bool: ...
-    def refuse(self, number: int, error: BaseException) -> bool:
-        """Fails a request that the shard has refused as a whole, which gives a write's number back. False: others were
-        numbered after it, so that the connection has to begin anew."""
     def heard(self, version: int, scaled: int) -> None:
         """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
     def say(self, frame: bytes) -> None:

@@ -180,7 +180,7 @@ def test_a_store_does_not_begin_before_the_latest_unasked(storage: Storage) -> N
     for version in (1, 2, 3):
         write(storage, version)
     owned(storage).start_at(3)
-    with pytest.raises(BadArgument, match="has version 3, and the store begins at version 1"):
+    with pytest.raises(BadArgument, match="has version 3, and the store is at version 1"):
         owned(storage).start_at(1)
     owned(storage).start_at(1, discard_newer=True)
     assert CheckpointPlace(storage).latest() == 1

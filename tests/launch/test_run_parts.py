@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from psstore.config import worker_environment
 from psstore.launch import output
 from psstore.launch.environment import find_gpus, meeting_environ, worker_environ
-from psstore.launch.output import Line, LineCutter, Prefixer
+from psstore.launch.output import Line, LineCutter, Outlet, Prefixer
 from psstore.launch.store import server_command
 from psstore.types import Consistency
 
@@ -47,16 +48,43 @@ def test_output_without_newlines_is_passed_on_in_pieces(monkeypatch: pytest.Monk
 
 
 def test_prefixes_say_who_and_keep_the_streams_apart() -> None:
-    out, err = io.BytesIO(), io.BytesIO()
+    read, write = zip(os.pipe(), os.pipe(), strict=True)
+    out, err = map(Outlet, write)
     prefixer = Prefixer(out=out, err=err, colour=False)
-    prefixer(Line("rank 0", False, b"hello"))
-    prefixer(Line("store", True, b"\xff"))
-    assert out.getvalue() == b"[rank 0] hello\n"
-    assert err.getvalue() == b"[store] \xff\n"
+
+    async def show() -> None:
+        await prefixer(Line("rank 0", False, b"hello"))
+        await prefixer(Line("store", True, b"\xff"))
+
+    asyncio.run(show())
+    assert [os.read(pipe, 100) for pipe in read] == [b"[rank 0] hello\n", b"[store] \xff\n"]
+    for pipe in (*read, *write):
+        os.close(pipe)
+
+
+def test_who_writes_into_a_full_pipe_waits_and_nobody_else_does() -> None:
+    read, write = os.pipe()
+    lines = [bytes([65 + i]) * (1 << 17) for i in range(3)]  # each more than a pipe holds
+
+    async def show() -> bytes:
+        outlet, came = Outlet(write), b""
+        writing = [asyncio.create_task(outlet.write(line)) for line in lines]
+        done, _ = await asyncio.wait(writing, timeout=0.1)
+        assert not done
+        while len(came) < sum(map(len, lines)):
+            came += await asyncio.to_thread(os.read, read, 1 << 16)
+        await asyncio.gather(*writing)
+        return came
+
+    assert asyncio.run(show()) == b"".join(lines)
+    os.close(read)
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(Outlet(write).write(b"x"))
+    os.close(write)
 
 
 def test_each_rank_has_its_colour_in_a_terminal() -> None:
-    prefixer = Prefixer(out=io.BytesIO(), err=io.BytesIO(), colour=True)
+    prefixer = Prefixer(out=Outlet(1), err=Outlet(2), colour=True)
     prefixes = {prefixer.prefix(source) for source in ("rank 0", "rank 1", "store")}
     assert len(prefixes) == 3
     assert all(prefix.endswith(b"\x1b[0m ") for prefix in prefixes)

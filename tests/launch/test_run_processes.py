@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
 
+from psstore.launch.output import WRITTEN_BYTES
 from tests.support import fork_server
 from tests.support.fork_server import TrainingPopen
+from tests.support.server_process import eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -37,6 +44,12 @@ def script(directory: Path, text: str, name: str = "work.py") -> str:
     path = directory / name
     path.write_text(textwrap.dedent(text))
     return str(path)
+
+
+def holds(pipe: IO[bytes], num_bytes: int) -> bool:
+    """Whether so much waits to be read."""
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(count) >= num_bytes
 
 
 def command(*arguments: str) -> list[str]:
@@ -262,6 +275,20 @@ def test_output_that_cant_be_shown_ends_the_run_and_holds_nobody_up(tmp_path: Pa
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
     assert last == "psstore: can't show what the workers print: No space left on device; everything was stopped"
+
+
+def test_a_signal_is_heard_while_nobody_reads_the_output(tmp_path: Path) -> None:
+    work = script(tmp_path, "for _ in range(100_000):\n    print('more than a pipe holds')", "talker.py")
+    errors = tmp_path / "errors"
+    with errors.open("w") as err:
+        talker = TrainingPopen(command("--workers", "1", work), stdout=subprocess.PIPE, stderr=err)
+        assert talker.stdout is not None
+        waiting = fcntl.fcntl(talker.stdout, fcntl.F_GETPIPE_SZ) - WRITTEN_BYTES
+        assert eventually(partial(holds, talker.stdout, waiting))
+        talker.send_signal(signal.SIGTERM)
+        assert talker.wait(RUN_S) == 128 + signal.SIGTERM
+    talker.stdout.close()
+    assert errors.read_text().splitlines()[-1] == "psstore: interrupted by SIGTERM; everything was stopped"
 
 
 def test_a_worker_that_takes_longer_to_end_than_it_may_is_killed(tmp_path: Path) -> None:

@@ -98,6 +98,49 @@ def test_barrier_waits_as_long() -> None:
     assert isinstance(failure_of(first, waiting), errors.WorkerLost)
 
 
+def barrier(peer: Peer, name: str, count: int, *, once: bool = True) -> int:
+    return peer.send("BARRIER", m.Barrier(name=name, count=count, wait_s=300.0, once=once))
+
+
+def test_next_life_passes_a_barrier_that_others_are_past_if_it_is_passed_once() -> None:
+    store = FakeStore(num_workers=2, liveness=REJOIN)
+    first, dead = workers(store, 2)
+    passed = [barrier(peer, "set up", 1) for peer in (first, dead)]
+    assert first.is_answered(passed[0])
+    assert dead.is_answered(passed[1])
+    behind = barrier(first, "end", 2)
+    dead.hang_up()
+    store.pass_time(LOST_S + 1)
+    heir = store.worker(1)
+    assert not heir.is_answered(barrier(heir, "set up", 1, once=False))
+    assert heir.is_answered(barrier(heir, "set up", 2))
+    again = barrier(heir, "set up", 3)
+    assert not heir.is_answered(again), "it is past it itself"
+    barrier(first, "set up", 3)
+    assert heir.is_answered(again)
+    last = barrier(heir, "end", 4)
+    assert first.is_answered(behind)
+    assert heir.is_answered(last)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_nobody_passes_a_barrier_that_only_lives_of_before_are_past(*, leaves: bool) -> None:
+    store = FakeStore(num_workers=2, liveness=REJOIN)
+    before = workers(store, 2)
+    for peer in before:
+        barrier(peer, "set up", 1)
+    for peer in before:
+        if leaves:
+            peer.ask("LEAVE")
+        peer.hang_up()
+    store.pass_time(LOST_S + 1)
+    heirs = workers(store, 2)
+    waiting = barrier(heirs[0], "set up", 1)
+    assert not heirs[0].is_answered(waiting)
+    barrier(heirs[1], "set up", 1)
+    assert heirs[0].is_answered(waiting)
+
+
 def test_own_patience_may_be_shorter() -> None:
     store = FakeStore(num_workers=2, liveness=REJOIN)
     first, dead = workers(store, 2)

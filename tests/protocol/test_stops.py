@@ -52,6 +52,23 @@ def test_who_waits_for_the_slowest_is_let_go_when_all_are_done() -> None:
     assert fast.committed(waiting).stop
 
 
+@pytest.mark.parametrize("is_told_meanwhile", [False, True])
+def test_who_waits_for_the_slowest_is_let_go_though_others_were_done_before(*, is_told_meanwhile: bool) -> None:
+    store = FakeStore(num_workers=4, quorum=1, staleness=1)
+    fast, other, done, _slow = (store.worker(rank) for rank in range(4))
+    stop(done, 0)
+    if not is_told_meanwhile:
+        stop(fast, 3)
+    fast.committed(fast.commit(1))
+    waiting = fast.commit(2)
+    assert not fast.is_answered(waiting)
+    if is_told_meanwhile:
+        stop(other)
+    else:
+        other.committed(other.commit(1))
+    assert fast.committed(waiting).stop
+
+
 def test_who_has_ended_the_open_round_hears_that_it_does_not_count() -> None:
     store = FakeStore(num_workers=2)
     one, two = (store.worker(rank) for rank in range(2))

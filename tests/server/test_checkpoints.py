@@ -406,7 +406,7 @@ def test_a_place_that_is_ahead_of_the_store_is_refused(tmp_path: Path) -> None:
         store.checkpoint()
     status, log = failed_start("--checkpoint", place)
     assert status == 3
-    assert "has version 1, and the store begins at version 0" in log
+    assert "has version 1, and the store is at version 0" in log
 
 
 def test_what_is_not_there_is_not_restored(tmp_path: Path) -> None:
@@ -529,6 +529,10 @@ def held_version(store: Store) -> int:
         return view.version
 
 
+def opened(url: str, at: int) -> StoragePlace:
+    return StoragePlace(url, at=at)
+
+
 def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signer = Signer(b"k" * 32)
     consistency = Consistency()
@@ -536,7 +540,7 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
     place = StoragePlace(str(tmp_path), keep=1)
     place.start_at(0)
     keeper = CheckpointKeeper(
-        coordinator, num_shards=1, signer=signer, lineage="", own=place, open_place=StoragePlace, any_place=False
+        coordinator, num_shards=1, signer=signer, lineage="", own=place, open_place=opened, any_place=False
     )
     try:
         fact = begun(keeper, signer)
@@ -566,6 +570,43 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
         eventually(lambda: keeper.begin(m.Begin()).ready)
     finally:
         keeper.close()
+
+
+def test_places_that_clients_name_are_left_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_keeper, "MAX_PLACES", 3)
+    signer = Signer(b"k" * 32)
+    coordinator = Coordinator(consistency=Consistency(), liveness=Liveness(), num_shards=1, signer=signer)
+    own = StoragePlace(str(tmp_path / "own"), keep=1)
+    own.start_at(0)
+    keeper = CheckpointKeeper(
+        coordinator, num_shards=1, signer=signer, lineage="", own=own, open_place=opened, any_place=True
+    )
+
+    def owned() -> set[str]:
+        return {owner.parent.name for owner in tmp_path.glob("*/owner.json")}
+
+    def is_ready(name: str) -> bool:
+        return keeper.begin(m.Begin(url=str(tmp_path / name))).ready
+
+    try:
+        for name in ("one", "two", "three", "one"):
+            assert eventually(partial(is_ready, name))
+        assert eventually(lambda: owned() == {"own", "three", "one"})
+    finally:
+        keeper.close()
+    assert not owned()
+
+
+def test_a_place_with_newer_checkpoints_is_nobodys_to_name(tmp_path: Path) -> None:
+    with StoreProcess() as newer, psstore.connect(newer.url) as store:
+        for _ in range(2):
+            store.publish({"w": np.ones(2, np.float32)})
+        assert store.checkpoint(str(tmp_path)) == 2
+    with StoreProcess() as older, psstore.connect(older.url, role="client") as store:
+        for _ in range(2):  # it is as free as it was
+            with pytest.raises(BadArgument, match="has version 2, and the store is at version 0"):
+                store.checkpoint(str(tmp_path))
+        assert not (tmp_path / "owner.json").exists()
 
 
 def test_what_an_attempt_that_failed_has_written_is_removed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -158,7 +159,7 @@ def test_push_that_does_not_fit_is_refused_and_the_server_goes_on() -> None:
             assign(client, tensor, value)
         dropped = m.decode_body(m.Dropped, client.ask("DROP", "DROPPED", body=m.Drop(names=("other",))).body)
         client.ask("DEFINE", "DEFINED", body=m.Define(facts=dropped.facts))
-        assign(client, tensor, value)  # its number was not used
+        assign(client, tensor, value, sequence=2)  # the first number was used
 
 
 @pytest.mark.parametrize("transport", TO_SHARDS)
@@ -176,7 +177,17 @@ def test_a_write_that_does_not_fit_leaves_its_client_as_it_was(transport: Transp
             with pytest.raises(errors.OutOfMemory):
                 store.push("huge", huge)
             store.push("small", small)
-        assert store.pull("small").tolist() == [3.0] * 4
+
+        async def push_on_the_way() -> None:
+            """Further writes are on their way while one is refused."""
+            async with await psstore.connect_async(process.url, transport=transport, role="client") as client:
+                pushes = [client.push(name, value) for name, value in (("huge", huge), ("small", small)) * 4]
+                outcomes = await asyncio.gather(*pushes, return_exceptions=True)
+                assert [type(outcome) for outcome in outcomes[::2]] == [errors.OutOfMemory] * 4
+                assert not any(isinstance(outcome, Exception) for outcome in outcomes[1::2])
+
+        asyncio.run(push_on_the_way())
+        assert store.pull("small").tolist() == [7.0] * 4
 
 
 def test_pulls_that_wait_are_limited_per_connection() -> None:

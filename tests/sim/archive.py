@@ -199,6 +199,9 @@ class SimulatedPlace:
     def abandon(self, version: int) -> None:
         self._under_way.pop(version, None)
 
+    def leave(self) -> None:
+        """See KeptPlace."""
+
     def close(self) -> None:
         pass
 

@@ -335,7 +335,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     ),
     "who waits for slower workers is not let go at the end": (
         "ssp",
-        method(Stops, "is_anyone_over", lambda self, last: False),
+        method(Stops, "at", lambda self, last: (0, 0)),
     ),
     "shards don't hear of scales": ("sync", broken_in_core("SCALES_ARE_HEARD")),
     "scales are kept to oneself": ("sync", method(Client, "_tell_scale", scales_are_kept_to_oneself)),

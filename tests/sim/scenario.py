@@ -163,7 +163,7 @@ class Scenario:
             signer=Signer(self.key),
             lineage=LINEAGE,
             own=place,
-            open_place=lambda url: self._place(),
+            open_place=lambda url, at: self._place(),
             any_place=False,
             now=lambda: self.world.now,
         )

@@ -226,6 +226,8 @@ def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(
                     assert eventually(lambda: any(one.status == COMPLETE for one in open_place(place).place.list()))
                     os.kill(process.shard_pids()[len(left) % 2], signal.SIGKILL)
                     del left[0]
+                    if not clips:
+                        one.optimizer.publish()  # which is the first to hear of it
                 turn(one, step, clips=clips)
             assert store.version == 11
             assert not one.optimizer.bears_rollbacks
@@ -560,6 +562,42 @@ def test_an_end_holds_in_a_store_that_went_back(tmp_path: Path, *, comes_to_it: 
         (back,) = diary.went_back_to
         assert back <= 5, "a checkpoint that was begun in the end's step may be of that"
         assert store.version == (5 if comes_to_it else back + 1)
+
+
+class Killed(Exception):
+    """Of a worker whose process is gone."""
+
+
+class IsKilledAtTheEnd(Hook):
+    """Its worker is, once all have come to the end."""
+
+    def finish(self, session: TrainingSession) -> None:
+        session.store.end(leave=False)
+        raise Killed
+
+
+def test_a_worker_that_is_killed_at_the_end_is_replaced_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = str(tmp_path / "run")
+    options = ("--checkpoint", place, "--checkpoint-every", "1000000", "--rejoin-s", "60")
+    with StoreProcess("--workers", "2", *options) as process:
+
+        def train(store: Store, *hooks: Hook) -> int:
+            one = trainee(store)
+            for step in session(one.optimizer, stop_at=3, hooks=hooks):
+                turn(one, step)
+            return store.version
+
+        def work(store: Store) -> int:
+            if store.rank == 1:
+                return train(store)
+            with pytest.raises(Killed):
+                train(store, IsKilledAtTheEnd())
+            with psstore.connect(process.url, rank=0, num_workers=2, wait_s=PATIENCE_S) as again:
+                return train(again)
+
+        assert in_threads(process.url, 2, work) == [3, 3]
+        assert [one.version for one in open_place(place).place.list() if one.status == COMPLETE] == [3]
+    assert "not every worker has come to its end" not in caplog.text
 
 
 # ---- driven from outside ----

@@ -53,13 +53,14 @@ class OwnedPlace:
         """Attempt at each version that is being written."""
 
     def start_at(self, version: int, *, discard_newer: bool = False) -> None:
-        """The store begins at this version. Newer checkpoints are of another future: they would be the latest, so that
-        nobody could write here. `discard_newer`: removes them; else raises BadArgument if there are some."""
+        """The store is at this version, and has written nothing here. Newer checkpoints are of another future: they
+        would be the latest, so that nobody could write here. `discard_newer`: removes them; else raises BadArgument if
+        there are some."""
         newer = [one for one in self.place.folders() if one > version and self.place.has(one)]
         if newer and not discard_newer:
             raise BadArgument(
-                f"{self._storage.url} has version {newer[-1]}, and the store begins at version {version}: what it wrote"
-                " would never be the latest. Begin at the latest, choose another place, or have newer ones discarded"
+                f"{self._storage.url} has version {newer[-1]}, and the store is at version {version}: what it wrote"
+                " would not be the latest. Begin at the latest, choose another place, or have newer ones discarded"
             )
         self._ownership.check()
         for one in reversed(newer):

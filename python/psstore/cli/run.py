@@ -132,7 +132,7 @@ def _run_here(
     """All of it on this host. Ends the program."""
     from psstore.launch.environment import find_gpus, meeting_environ
     from psstore.launch.job import Job, run_job
-    from psstore.launch.output import Prefixer
+    from psstore.launch.output import Outlet, Prefixer
 
     if consistency.num_workers > 1 and "OMP_NUM_THREADS" not in os.environ:
         typer.echo("psstore run: OMP_NUM_THREADS is 1 in each worker; set it to choose otherwise", err=True)
@@ -145,7 +145,8 @@ def _run_here(
         restarts=restarts,
         grace_s=grace_s,
     )
-    deliver = Prefixer(out=sys.stdout.buffer, err=sys.stderr.buffer, colour=sys.stdout.isatty())
+    out, err = (Outlet(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    deliver = Prefixer(out=out, err=err, colour=sys.stdout.isatty())
     outcome = asyncio.run(run_job(job, deliver=deliver))
     try:
         sys.stdout.flush()

@@ -705,10 +705,13 @@ class Operations:
 
     # ---- the group ----
 
-    async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
+    async def barrier(self, name: str = "", *, wait_s: float | None = None, once: bool = False) -> None:
         """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded; calling it again
-        waits again, for a lost worker's replacement, too."""
-        await self.client.barrier(text("barrier: name", name), wait_s=self.context.patience(wait_s))
+        waits again, for a lost worker's replacement, too.
+
+        `once`: of a place that a program passes once, as the end of its set-up. The replacement of a worker that was
+        lost begins there anew, and does not wait if others are past it; without, it would wait for their next call."""
+        await self.client.barrier(text("barrier: name", name), wait_s=self.context.patience(wait_s), once=once)
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. Reading and plain writing still work."""

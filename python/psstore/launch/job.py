@@ -137,7 +137,7 @@ class _Work:
     """What the workers do, from the time that the store is ready."""
 
     def __init__(
-        self, job: Job, group: ProcessGroup, running: _Processes, pumps: list[asyncio.Task[None]], deliver: Deliver
+        self, job: Job, group: ProcessGroup, running: _Processes, pumps: list[asyncio.Task[None]], deliver: Delivery
     ) -> None:
         self._job = job
         self._group = group
@@ -205,10 +205,11 @@ class _Work:
         return Outcome(0)
 
     def _say(self, text: str) -> None:
-        self._deliver(Line("run", True, text.encode()))
+        """Once there is room: what is said of holds nobody up."""
+        self._pumps.append(asyncio.create_task(self._deliver(Line("run", True, text.encode()))))
 
 
-def _pumps(child: Child, source: str, deliver: Deliver) -> list[asyncio.Task[None]]:
+def _pumps(child: Child, source: str, deliver: Delivery) -> list[asyncio.Task[None]]:
     pipes = ((child.process.stdout, False), (child.process.stderr, True))
     return [
         asyncio.create_task(pump(pipe, source=source, is_error=is_error, deliver=deliver))

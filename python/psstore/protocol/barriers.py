@@ -47,8 +47,11 @@ class Barriers:
 
     def enter(self, worker: Worker, barrier: Barrier, *, conn: int, request: int, now: float) -> list[Reply]:
         at = AtBarrier(conn, request, barrier, now)
-        passed = self._passed.get(worker.rank)
-        if passed is not None and barrier.count <= passed.get(barrier.name, 0):
+        passed: Mapping[str, int] = self._passed.get(worker.rank, {})
+        if barrier.count <= passed.get(barrier.name, 0):
+            return [at.reply(None)]
+        if barrier.once and barrier.name not in passed and self._others_are_past(barrier.name):
+            self._note(worker.rank, barrier.name, barrier.count)
             return [at.reply(None)]
         self._waits.setdefault(barrier.name, {})[worker.rank] = at
         return self.open(now)
@@ -112,6 +115,12 @@ class Barriers:
         return next((self._missing_at(name, now) for name, waits in self._waits.items() if waits), "")
 
     # ---- how ----
+
+    def _others_are_past(self, name: str) -> bool:
+        """Whether a worker that is there has passed it and does not wait there again."""
+        waits = self._waits.get(name, {})
+        past = (rank for rank, names in self._passed.items() if name in names and rank not in waits)
+        return any(rank in self._membership.live for rank in past)
 
     def _complain(self, name: str, waits: dict[int, AtBarrier], now: float) -> list[Reply]:
         """Tells waiting workers of one that is missing and was given up, once each. A worker that was told is at the

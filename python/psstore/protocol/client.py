@@ -217,12 +217,13 @@ class Client:
             for session in self.sessions:
                 session.identified()
 
-    async def barrier(self, name: str, *, wait_s: float) -> None:
-        """Returns when every expected worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
+    async def barrier(self, name: str, *, wait_s: float, once: bool = False) -> None:
+        """Returns when every expected worker has called it with this name. `once`: a replacement doesn't wait where
+        others are past it. Raises WorkerLost, DeadlineExceeded."""
         self.need_worker("barrier")
         _check_wait(wait_s)
         self._num_barriers += 1  # of all names: larger with each call of any
-        body = m.Barrier(name=name, count=self._num_barriers, wait_s=wait_s)
+        body = m.Barrier(name=name, count=self._num_barriers, wait_s=wait_s, once=once)
         await self._coordinate("BARRIER", body, wait_s=wait_s)
 
     # ---- tensors ----

@@ -108,7 +108,7 @@ class Rounds:
         """Decided commits whose reply waits for slower workers."""
         self._just_decided: dict[int, Waiting] = {}
         """Rank -> its decided commit that `_release` has not looked at yet."""
-        self._released_at: tuple[int, bool, bool] | None = None
+        self._released_at: tuple[int, bool, tuple[int, int]] | None = None
         """The state by which `_release` last let waits go: while it stays, the others stay, too."""
         self.closed: dict[int, Closed] = {}
         """Rank -> its last round that was decided."""
@@ -451,7 +451,7 @@ class Rounds:
         """The waits, by rank, that may be answered: those of workers that were just decided, and all others only if
         something has changed for them since the last call."""
         candidates, self._just_decided = self._just_decided, {}
-        waited_for = (slowest, self._promised.pending, self._stops.is_anyone_over(self.log.last))
+        waited_for = (slowest, self._promised.pending, self._stops.at(self.log.last))
         if waited_for == self._released_at:
             return candidates
         self._released_at = waited_for

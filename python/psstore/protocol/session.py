@@ -425,8 +425,7 @@ class Session:
         error = from_code(failure.code, failure.message, **failure.details)
         if request_id == 0 or isinstance(error, ProtocolError):
             raise error
-        if not self.core.refuse(request_id, error):
-            raise Overloaded("a write was refused, and others on their way had numbers behind it: they are sent anew")
+        self.core.fail(request_id, error)
 
 
 def is_final(error: PsstoreError) -> bool:

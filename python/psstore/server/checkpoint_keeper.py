@@ -31,6 +31,9 @@ FORGET_S = 15.0
 GATHER_FORGET_S = 5.0
 """One that has not begun yet, likewise."""
 
+MAX_PLACES = 8
+"""Had at once; beyond, the one that was asked for longest ago is left to others, unless it is the own one."""
+
 _log = logging.getLogger("psstore.server")
 
 
@@ -45,12 +48,13 @@ class CheckpointKeeper:
         signer: Signer,
         lineage: str,
         own: KeptPlace | None,
-        open_place: Callable[[str], KeptPlace],
+        open_place: Callable[[str, int], KeptPlace],
         any_place: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`own`: where checkpoints go if nobody says otherwise. `open_place`: opens one that is asked for, the own one
-        where it has failed; `any_place`: whoever asks may name one. `now`: a monotonic clock, in seconds."""
+        where it has failed, for a store at that version; `any_place`: whoever asks may name one. `now`: a monotonic
+        clock, in seconds."""
         self._coordinator = coordinator
         self._num_shards = num_shards
         self._signer = signer
@@ -60,6 +64,7 @@ class CheckpointKeeper:
         self._any_place = any_place
         self._now = now
         self._places = {} if own is None else {own.url: own}
+        """By URL; the one that was asked for last at the end."""
         self._gathering: _Gathering | None = None
         self._attempt: _Attempt | None = None
         self._kept = ""
@@ -82,6 +87,8 @@ class CheckpointKeeper:
 
     def close(self) -> None:
         """Leaves the places to others."""
+        for place in self._places.values():
+            place.leave()
         for place in self._places.values():
             place.close()
 
@@ -165,12 +172,23 @@ class CheckpointKeeper:
         if url is None:
             raise BadArgument("this store was started without --checkpoint: say where its checkpoint is to go")
         if url in self._places:
+            self._places[url] = self._places.pop(url)
             return self._places[url]
         if not any_place and url != self._own:
             where = "nowhere (start it with --checkpoint)" if self._own is None else self._own
             raise BadArgument(f"this store serves several users, and writes where it was started to: {where}")
-        place = self._places[url] = self._open_place(url)
+        self._leave_one()
+        place = self._places[url] = self._open_place(url, self._coordinator.rounds.log.last)
         return place
+
+    def _leave_one(self) -> None:
+        """Where there are as many places as may be: the one that was asked for longest ago, which nothing is written
+        to."""
+        if len(self._places) < MAX_PLACES:
+            return
+        busy = None if self._attempt is None else self._attempt.place
+        idle = (url for url, place in self._places.items() if url != self._own and place is not busy)
+        self._places.pop(next(idle)).leave()
 
     def _gathered(self, asked: Begin) -> tuple[StoreState, list[WorkerPart]] | None:
         """The coordinator's part and the workers', once these have handed in as of its decision; None: not yet."""

@@ -51,17 +51,22 @@ class KeptPlace(Protocol):
     def abandon(self, version: int) -> None:
         """The attempt at this version has failed."""
 
+    def leave(self) -> None:
+        """Leaves it to others, once what is under way there is done."""
+
     def close(self) -> None:
-        """Leaves it to others."""
+        """As `leave`, and waits a moment for it."""
 
 
 class StoragePlace:
     """A `KeptPlace` with a thread of its own, which takes it, does what is to be done there, and says that the owner
     lives."""
 
-    def __init__(self, url: str, *, keep: int = ALL, full_every: int = 1) -> None:
-        """`keep`, `full_every`: see OwnedPlace."""
+    def __init__(self, url: str, *, at: int | None = None, keep: int = ALL, full_every: int = 1) -> None:
+        """`at`: the version that the store is at, where it is under way; where it begins, `start_at` is told. `keep`,
+        `full_every`: see OwnedPlace."""
         self.url = url
+        self._at = at
         self._keep = keep
         self._full_every = full_every
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -111,9 +116,13 @@ class StoragePlace:
         self._owned.result().abandon(version)
         self._submit(self._tidy_up)
 
-    def close(self) -> None:
-        """See KeptPlace. Waits a moment for storage."""
+    def leave(self) -> None:
+        """See KeptPlace."""
         self._work.put(None)
+
+    def close(self) -> None:
+        """See KeptPlace."""
+        self.leave()
         self._thread.join(timeout=2.0)
 
     # ---- how ----
@@ -137,7 +146,10 @@ class StoragePlace:
     def _take(self) -> OwnedPlace:
         place = open_place(self.url).place
         self._ownership = take(place.storage)
-        return OwnedPlace(place, self._ownership, keep=self._keep, full_every=self._full_every)
+        owned = OwnedPlace(place, self._ownership, keep=self._keep, full_every=self._full_every)
+        if self._at is not None:
+            owned.start_at(self._at)
+        return owned
 
     def _run(self) -> None:
         while True:
@@ -150,7 +162,7 @@ class StoragePlace:
                 break
             work()
             if self.has_failed:
-                return
+                break
         if self._ownership is not None:
             try:
                 self._ownership.release()

@@ -348,11 +348,12 @@ def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None) -> Stora
     return place
 
 
-def open_place(chosen: CheckpointSettings, url: str) -> StoragePlace:
-    """Takes a place; how many checkpoints are kept is chosen for the store's own."""
+def open_place(chosen: CheckpointSettings, url: str, at: int | None = None) -> StoragePlace:
+    """Takes a place, for a store that is under way `at` that version; how many checkpoints are kept is chosen for the
+    store's own."""
     if url != chosen.url:
-        return StoragePlace(url)
-    return StoragePlace(url, keep=chosen.keep, full_every=chosen.full_every)
+        return StoragePlace(url, at=at)
+    return StoragePlace(url, at=at, keep=chosen.keep, full_every=chosen.full_every)
 
 
 def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> CheckpointKeeper | None:

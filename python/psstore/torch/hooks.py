@@ -145,7 +145,8 @@ class CheckpointHook(Hook):
         if self._thread is not None:
             self._thread.join()
             self._conclude()
-        if session.is_first and session.version > session.began_at:
+        # Not since this one began: its predecessor may have been killed at the end, before it had this written.
+        if session.is_first and session.version > (session.store.restored or 0):
             self._write(session, 0.0)
             if self._interval is None and isinstance(self._error, BadArgument):
                 self._error = None  # it was not

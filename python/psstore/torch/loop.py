@@ -361,10 +361,10 @@ class TrainingSession:
         if self._is_exact:
             self._hand_in()
         try:
-            self.store.barrier("psstore.torch.session", wait_s=END_S)
+            self.store.barrier("psstore.torch.session", wait_s=END_S, once=True)
             for hook in self._hooks:
                 hook.finish(self)
-            self.store.barrier("psstore.torch.session finished", wait_s=WRITE_S)
+            self.store.barrier("psstore.torch.session finished", wait_s=WRITE_S, once=True)
             self.store.stop(NEVER)
         except (DeadlineExceeded, WorkerLost) as error:
             _log.warning("not every worker has come to its end: %s", error.message)

@@ -451,14 +451,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def publish(self) -> None:
         """Gives rank 0's parameters, as they are now, to all workers, after weights were edited by hand. Every worker
         calls it, between steps, and has them on return; optimizer state stays as it is."""
-        self._strategy.publish()
+        if self.rolled_back is None:
+            with self._bearing_rollbacks():
+                self._strategy.publish()
 
     def synchronize(self) -> None:
         """Averages the parameters now, with mode='average', as at the end of training. Every worker calls it. It is one
         more round: with a quorum, who is too late for it has the next one, which waits for a quorum of those who have
         not left. With mode='gradients' nothing is to do: the parameters are the same on all workers after each step."""
-        with self._with_buffers():
-            self._strategy.synchronize()
+        if self.rolled_back is None:
+            with self._bearing_rollbacks(), self._with_buffers():
+                self._strategy.synchronize()
 
     def reattach(self) -> None:
         """Goes on with the store as it is now, after `store.reconnect()`: parameters, buffers and state in the store

@@ -93,7 +93,7 @@ def create_parts(training: Training, trained: Sequence[Trained], specs: Sequence
     store = training.store
     ours = [training.counts(one) for one in trained]
     moved = _from_other_parts(training, trained)
-    store.barrier("parts read")
+    store.barrier("parts read", once=True)
     for offer in (True, False):
         chosen = [(one, spec) for one, spec, is_ours in zip(trained, specs, ours, strict=True) if is_ours == offer]
         values = [moved[one.name].value if one.name in moved else one.parameter.detach() for one, _ in chosen]
@@ -103,7 +103,7 @@ def create_parts(training: Training, trained: Sequence[Trained], specs: Sequence
     for name in _stale(training, trained):
         with suppress(UnknownTensor):  # another worker has dropped it
             store.drop(name)
-    store.barrier("parts created")
+    store.barrier("parts created", once=True)
 
 
 def with_state(training: Training, trained: Sequence[Trained]) -> list[str]:

@@ -625,6 +625,9 @@ class Barrier(Message, frozen=True, kw_only=True):
     count: int
     """Larger with each of this worker's calls by that name: makes a resend harmless."""
     wait_s: Seconds = 300.0
+    once: bool = False
+    """Where another worker that is there is past it, a life that comes to it for the first time passes, too: the life
+    before it has been there, or the others did without."""
 
 
 class Drop(Message, frozen=True, kw_only=True):
