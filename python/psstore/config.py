@@ -22,6 +22,9 @@ of that kind and no shared memory."""
 MAX_BUSY_POLL_US = 10_000.0
 """Longer than any round trip that is worth a core. A shard's timers wait as long."""
 
+WAIT_S = 300.0
+"""How long a client waits for other workers, unless it is told."""
+
 MAX_CONNECTIONS = 64
 """Connections of one client to one shard, side by side: ten times what fills the links that cap each."""
 
@@ -66,6 +69,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """PSSTORE_TRANSPORT."""
     busy_poll_us: float = 0.0
     """PSSTORE_BUSY_POLL_US."""
+    wait_s: float = WAIT_S
+    """PSSTORE_WAIT_S."""
     connections: int = 1
     """PSSTORE_CONNECTIONS."""
     congestion_control: str | None = None
@@ -88,6 +93,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         busy_poll_us=check_busy_poll(
             "environment variable PSSTORE_BUSY_POLL_US", environ.get("PSSTORE_BUSY_POLL_US") or 0.0
         ),
+        wait_s=check_seconds("environment variable PSSTORE_WAIT_S", environ.get("PSSTORE_WAIT_S") or WAIT_S),
         connections=check_connections(
             "environment variable PSSTORE_CONNECTIONS", environ.get("PSSTORE_CONNECTIONS") or 1
         ),
@@ -293,6 +299,17 @@ def check_busy_poll(what: str, value: object) -> float:
     if not 0.0 <= us <= MAX_BUSY_POLL_US:
         raise BadArgument(f"{what} is {value!r}; expected microseconds from 0 to {MAX_BUSY_POLL_US:g}")
     return us
+
+
+def check_seconds(what: str, value: object) -> float:
+    """Raises BadArgument for what is no time to wait."""
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not seconds > 0:
+        raise BadArgument(f"{what} is {value!r}; expected a positive number of seconds")
+    return seconds
 
 
 def check_connections(what: str, value: object) -> int:

@@ -1,10 +1,11 @@
-"""Ctrl-C while a program is still starting: it ends at once, with the status that it would end with later, and says
-nothing."""
+"""Programs that have just begun. Ctrl-C ends them at once, with the status that they would end with later, and nothing
+is said; and files that they were begun without are there."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,15 @@ def test_program_that_ignores_interrupts_goes_on() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# ---- files that are closed ----
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_programs_start_without_standard_files(closed: str, tmp_path: Path) -> None:
+    """What a program opened first would take the number of such a file."""
+    program = "from psstore.cli.entry import psstore; psstore()"
+    command = f"'{sys.executable}' -c '{program}' version {closed}; echo $? > '{tmp_path / 'status'}'"
+    subprocess.run(["sh", "-c", command], timeout=60, check=True, capture_output=True)
+    assert (tmp_path / "status").read_text() == "0\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 
 import psstore
 from psstore.cli.main import app
-from psstore.cli.top import CLEAR, frame
+from psstore.cli.top import CLEAR, frame, watch
 from psstore.client.store_status import CheckpointStatus, StoreStatus, WorkerStatus, look_at
 from psstore.launch.slowness import Look
 from tests.support.server_process import StoreProcess
@@ -104,3 +106,17 @@ def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["top", f"unix://{tmp_path}/none"])
     assert ran.exit_code == 3
     assert "no connection" in ran.output
+
+
+def test_it_goes_on_where_the_store_goes_back(tmp_path: Path) -> None:
+    flags = ("--checkpoint", str(tmp_path), "--restarts", "1")
+    with StoreProcess(*flags) as process, psstore.connect(process.url, role="client") as store:
+        store.create("w", np.zeros(3, np.float32), rule="assign")
+        store.checkpoint()
+        looks = watch(store, 0.05)
+        before = next(looks)[-1].status.shards[0].process
+        os.kill(process.shard_pids()[0], signal.SIGKILL)
+        after = next(looks)
+        while after[-1].status.shards[0].process == before:
+            after = next(looks)
+        assert {look.status.shards[0].process for look in after} == {after[-1].status.shards[0].process}

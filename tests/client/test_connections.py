@@ -87,3 +87,11 @@ def test_number_of_connections_may_be_named_by_the_environment(monkeypatch: pyte
     monkeypatch.delenv("PSSTORE_CONNECTIONS")
     with pytest.raises(BadArgument, match=r"^connections is 65; expected 1 to 64"):
         psstore.connect("ps://127.0.0.1:1", connections=65)
+
+
+def test_a_launcher_says_how_long_workers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worker_environment({}).wait_s == 300.0
+    assert worker_environment({"PSSTORE_WAIT_S": "660"}).wait_s == 660.0
+    monkeypatch.setenv("PSSTORE_WAIT_S", "-1")
+    with pytest.raises(BadArgument, match="PSSTORE_WAIT_S is '-1'; expected a positive number of seconds"):
+        psstore.connect("local://")

@@ -31,9 +31,10 @@ from psstore.protocol.connection import Connection
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import SHARED_FROM_BYTES
 from psstore.types import TensorSpec
-from psstore.wire.messages import Share, Shared
+from psstore.wire.messages import Share, Shared, decode_body
 from tests.support.cluster import Cluster, clusters
-from tests.support.server_process import eventually
+from tests.support.raw_client import RawClient
+from tests.support.server_process import StoreProcess, eventually
 from tests.support.server_thread import make_service, serving
 
 SHAPES = {"embedding": (700, 512), "weight": (300, 300), "bias": (33,)}
@@ -406,3 +407,15 @@ def test_transport_that_the_store_is_not_reached_by_is_an_error(store_url: str) 
         psstore.connect(store_url, transport="unix")
     with pytest.raises(BadArgument, match="transport is 'pigeon'"):
         psstore.connect(store_url, transport="pigeon")  # type: ignore[arg-type]
+
+
+def test_a_connection_is_given_memory_to_push_through_once() -> None:
+    """Each has open files of the shard, which others need."""
+    with StoreProcess() as process, RawClient(process.url) as raw:
+        raw.hello()
+        offers = []
+        for _ in range(2):
+            offers.append(decode_body(Shared, raw.ask("SHARE", "SHARED").body))
+            found = fd_client.borrow(offers[-1])
+        assert offers[0].address
+        assert (offers[1], found) == (Shared(), None)

@@ -6,11 +6,13 @@ import asyncio
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +25,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import psstore
 from psstore.config import NO_CREDENTIALS, Credentials
-from psstore.launch import shard_probe
+from psstore.launch import metrics_server, shard_probe
 from psstore.launch.metric_names import METRICS
 from psstore.launch.metrics_server import Pages, http_server
 from psstore.launch.shard_probe import ShardProbe
 from psstore.net.user_token import find
+from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -59,11 +62,11 @@ def samples(url: str) -> dict[str, float]:
 
 
 @contextmanager
-def watched(process: StoreProcess) -> Iterator[str]:
-    """The same pages from this process, where a test can change how patient they are."""
+def watched(process: StoreProcess, count: int | None = None) -> Iterator[str]:
+    """The same pages from this process, where a test can change how patient they are. `count`: of how many shards."""
     probes = [
         ShardProbe(i, address, credentials=Credentials(token=find(address)), clock=time.monotonic)
-        for i, address in enumerate(process.addresses)
+        for i, address in enumerate(process.addresses[:count])
     ]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -220,15 +223,69 @@ def test_a_store_that_has_gone_back_to_a_checkpoint_is_asked_anew(tmp_path: Path
             assert samples(url)["psstore_decisions_total"] == 1.0
 
 
+def test_ready_is_of_the_whole_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other shards are other hosts' to watch, and clients need them as well."""
+    monkeypatch.setattr(metrics_server, "CONNECT_S", 0.5)
+    with StoreProcess("--shards", "2") as process, psstore.connect(process.url) as store:
+        store.create("w", np.zeros(3, F32))
+        with watched(process, count=1) as url:
+            assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
+            psutil.Process(process.shard_pids()[1]).suspend()
+            assert eventually(lambda: get(f"{url}/readyz")[0] == 503)
+            psutil.Process(process.shard_pids()[1]).resume()
+
+
+def test_a_shard_that_was_there_before_and_reads_its_checkpoint_does_not_hang(tmp_path: Path) -> None:
+    """Who asks is a new process, which has heard nothing of that one's former life."""
+    with StoreProcess("--metrics", "0", "--checkpoint", str(tmp_path), "--restarts", "1") as process:
+        asking = metrics_process(process)
+        with psstore.connect(process.url) as store:
+            store.create("w", np.zeros(3, F32), rule="sgd")
+            store.checkpoint()
+        psutil.Process(process.shard_pids()[0]).kill()
+        assert eventually(lambda: "the store serves again" in process.log())
+        assert metrics_process(process) != asking
+
+
+# ---- who asks ----
+
+
+def test_who_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "MAX_CLIENTS", 4)
+    with StoreProcess() as process, watched(process) as url:
+        port = urllib.parse.urlsplit(url).port
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+        assert get(f"{url}/livez")[0] == 200
+        silent[0].settimeout(PATIENCE_S)
+        assert silent[0].recv(1) == b"", "the oldest has gone"
+        for sock in silent:
+            sock.close()
+
+
+def test_who_hangs_up_is_no_bug(capfd: pytest.CaptureFixture[str]) -> None:
+    with StoreProcess() as process, watched(process) as url:
+        port = urllib.parse.urlsplit(url).port
+        for request in (b"", b"GET /metrics HTTP/1.1\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                sock.sendall(request)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert get(f"{url}/livez")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
 # ---- its process ----
+
+
+def metrics_process(process: StoreProcess) -> psutil.Process:
+    (one,) = [one for one in process.shards() if "psstore.launch.metrics_server" in one.cmdline()]
+    return one
 
 
 def test_it_is_started_again_and_shards_do_without() -> None:
     with StoreProcess("--metrics", "0") as process:
         url = process.ready["metrics"]
         assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
-        (answering,) = [one for one in process.shards() if "psstore.launch.metrics_server" in one.cmdline()]
-        answering.kill()
+        metrics_process(process).kill()
         with psstore.connect(process.url) as store:
             assert store.keys() == []
         assert eventually(lambda: "what answers /metrics has ended, and is started again" in process.log())

@@ -74,6 +74,18 @@ def test_payload_before_the_handshake_is_refused_at_its_header() -> None:
     assert peer.closed_because
 
 
+@pytest.mark.parametrize("role", ["operator", "elector", "heartbeat"])
+def test_payload_of_whoever_has_no_values_ends_its_connection(role: m.Role) -> None:
+    """Nobody would answer the frame, and it would come out of its connection for ever."""
+    store = FakeStore()
+    peer = store.connect(role=role)
+    table = _core.SliceTable([(1 << _core.SLICE_INDEX_BITS, 4, _core.DTYPES["float32"])])
+    with pytest.raises(errors.UnexpectedMessage, match="can't have a payload"):
+        peer.ask("PUSH", carrying(), values=[1.0], table=table, round=1)
+    assert peer.closed_because
+    assert store.connect().ask("STATS").complete
+
+
 def test_second_hello_is_no_request() -> None:
     peer = FakeStore().connect()
     with pytest.raises(errors.UnexpectedMessage, match="is not a request"):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +28,8 @@ from psstore.protocol.auth import proof
 from psstore.protocol.proof_limits import BURST, LOCK_S
 from psstore.wire import messages as m
 from tests.support.certificates import Identity, TestCA
-from tests.support.raw_client import TIMEOUT_S, RawClient
+from tests.support.cluster import PATIENCE_S
+from tests.support.raw_client import TIMEOUT_S, RawClient, connect_socket
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -259,6 +262,39 @@ def test_client_with_a_token_file_takes_the_new_token_when_it_comes_back(
         with psstore.connect(server.url, role="client") as other:
             other.stats()
         store.stats()
+
+
+def test_client_whose_token_file_is_gone_for_a_moment_comes_back(
+    tokens: Trusted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server_file, own_file = tokens.write("admin", OLD), tokens.write("own", OLD)
+    monkeypatch.setenv("PSSTORE_TOKEN_FILE", str(own_file))
+    with StoreProcess("--token-file", str(server_file)) as server, psstore.connect(server.url, role="client") as store:
+        store.stats()
+        own_file.unlink()
+        tokens.write("admin", NEW)  # whoever has proved the old one has to come again
+        with RawClient(server.url) as raw:
+            raw.hello(NEW)
+        calling = threading.Thread(target=store.stats)
+        calling.start()
+        time.sleep(1.0)  # two attempts at least
+        tokens.write("own", NEW)
+        calling.join(PATIENCE_S)
+        assert not calling.is_alive()
+        store.stats()
+
+
+def test_who_is_refused_and_does_not_go_keeps_nobody_out(tokens: Trusted) -> None:
+    with StoreProcess("--token-file", str(tokens.write("admin", NEW)), "--max-connections", "20") as server:
+        refused = []
+        for _ in range(40):
+            refused.append(connect_socket(server.url))
+            refused[-1].sendall(b"no frame begins like this, and it is longer than a header is" * 2)
+        assert eventually(lambda: bool(select.select(refused[:1], [], [], 0)[0]))
+        with psstore.connect(server.url, role="client", token=NEW, connect_timeout_s=2) as store:
+            store.stats()
+        for sock in refused:
+            sock.close()
 
 
 def test_address_of_wrong_proofs_is_told_for_how_long_and_who_is_known_comes_back(tokens: Trusted) -> None:

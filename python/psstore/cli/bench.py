@@ -20,6 +20,7 @@ import typer
 
 from psstore.cli.choices import fail
 from psstore.cli.credentials import with_credentials
+from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.cli.model_shapes import MODELS, Shape
 from psstore.errors import BadArgument, PsstoreError
 from psstore.exit_codes import EXIT_MISSING
@@ -82,6 +83,7 @@ def bench(
     not touched, but shares its links and its shards' time. Plain sockets do the same beside it, in turns: to a process
     of this machine if the store is here, else to where `--serve` runs.
     """
+    end_as_by_ctrl_c()
     try:
         if serve is not None:
             _serve(serve)

@@ -23,6 +23,8 @@ def server() -> None:
 
 
 def _run(program: str, exit_interrupted: int) -> None:
+    _open_standard_files()
+
     def end(*_: object) -> None:
         os._exit(exit_interrupted)
 
@@ -35,3 +37,16 @@ def _run(program: str, exit_interrupted: int) -> None:
         main()
     except KeyboardInterrupt:
         sys.exit(exit_interrupted)
+
+
+def _open_standard_files() -> None:
+    """Opens those that a program was started without, as by `>&-`: what it opened first would take their numbers, and what is
+    meant for them would go there."""
+    for name, mode, fd in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:  # another one that is closed has been opened first
+                os.dup2(opened, fd)
+                os.close(opened)
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, mode))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ import typer
 
 from psstore.cli.choices import fail
 from psstore.cli.credentials import with_credentials
+from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def relay(
     from psstore.server import logs
 
     logs.configure(who="relay", level="info", form="text")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_as_by_ctrl_c()
     server = ServerProcess(_environ(), [*context.args, "--workers", "1"])
     try:
         own_url = server.await_ready()

@@ -64,14 +64,23 @@ def top(
 
 
 def watch(store: Store, every_s: float) -> Iterator[deque[Look]]:
-    """The looks of the last minute, two at least, each time that there is another one. Raises as `Store.stats`."""
-    looks = deque([look(store)])
+    """The looks of the last minute, two at least, each time that there is another one. Where the store goes back, or
+    on with other numbers of shards, they begin anew. Raises as `Store.stats`."""
+    from psstore.errors import RolledBack
+
+    looks: deque[Look] = deque()
     while True:
-        time.sleep(every_s)
-        looks.append(look(store))
+        try:
+            looks.append(look(store))
+        except RolledBack:
+            looks.clear()
+            store.reconnect()
+            continue
         while len(looks) > 2 and looks[-1].at_s - looks[0].at_s > LONG_S:
             looks.popleft()
-        yield looks
+        if len(looks) > 1:
+            yield looks
+        time.sleep(every_s)
 
 
 def look(store: Store) -> Look:

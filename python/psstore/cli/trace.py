@@ -10,6 +10,7 @@ import typer
 
 from psstore.cli.choices import fail
 from psstore.cli.credentials import with_credentials
+from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def trace(
     from psstore.errors import PsstoreError
     from psstore.launch.timeline import timeline, whole_steps
 
+    end_as_by_ctrl_c()
     folder = worker_environment().trace
     if folder is None:
         fail("PSSTORE_TRACE is not set: to a folder that this command and all workers see, before they start")

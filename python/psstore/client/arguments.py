@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psstore.config import NO_CREDENTIALS, Credentials, Transport
+from psstore.config import NO_CREDENTIALS, WAIT_S, Credentials, Transport
 from psstore.errors import BadArgument
 from psstore.types import is_text
 from psstore.wire.messages import Role
@@ -31,7 +31,7 @@ class Options:
     """A worker takes the place of a life that failed."""
     credentials: Credentials = NO_CREDENTIALS
     timeout_s: float = 30.0
-    wait_s: float = 300.0
+    wait_s: float = WAIT_S
     connect_timeout_s: float = 10.0
     transport: Transport = "auto"
     busy_poll_us: float = 0.0

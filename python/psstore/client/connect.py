@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from psstore.client.arguments import Options, number, whole
+from psstore.client.arguments import Options, whole
 from psstore.client.fork_safety import ranks_held
 from psstore.client.local import LocalStore, parse_local
 from psstore.client.operations import Operations
@@ -20,6 +20,7 @@ from psstore.config import (
     Transport,
     check_busy_poll,
     check_connections,
+    check_seconds,
     check_transport,
     was_restarted,
     worker_environment,
@@ -47,7 +48,7 @@ def connect(
     tls_cert: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
     timeout_s: float = 30.0,
-    wait_s: float = 300.0,
+    wait_s: float | None = None,
     connect_timeout_s: float = 10.0,
     transport: Transport | None = None,
     busy_poll_us: float | None = None,
@@ -68,7 +69,7 @@ def connect(
     asks for one (default: PSSTORE_TLS_CERT and PSSTORE_TLS_KEY). Files are read again for each connection.
     `timeout_s`: how long the store may take to answer, also when it is asked whether it still lives. `wait_s`: how long
     to wait for other workers in commits, pulls and barriers, and for a rank whose last worker may be gone without a
-    word. `connect_timeout_s`: how long to try to reach the store.
+    word (default: PSSTORE_WAIT_S, else 300). `connect_timeout_s`: how long to try to reach the store.
     `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'
     is the same, but fails without shared memory; 'unix' and 'tcp' use such sockets only (default: PSSTORE_TRANSPORT,
     else 'auto').
@@ -83,9 +84,6 @@ def connect(
     """
     if role not in ("worker", "client"):
         raise BadArgument(f"role is {role!r}; expected 'worker' or 'client'")
-    for name, seconds in (("timeout_s", timeout_s), ("wait_s", wait_s), ("connect_timeout_s", connect_timeout_s)):
-        if not number(name, seconds) > 0:
-            raise BadArgument(f"{name} is {seconds!r}; expected a positive number of seconds")
     told = worker_environment()
     options = Options(
         role=role,
@@ -93,9 +91,9 @@ def connect(
         num_workers=told.num_workers if num_workers is None else whole("num_workers", num_workers),
         goes_on=role == "worker" and was_restarted() and not _has_joined,
         credentials=_credentials(told.credentials, token=token, ca=tls_ca, cert=tls_cert, key=tls_key),
-        timeout_s=float(timeout_s),
-        wait_s=float(wait_s),
-        connect_timeout_s=float(connect_timeout_s),
+        timeout_s=check_seconds("timeout_s", timeout_s),
+        wait_s=told.wait_s if wait_s is None else check_seconds("wait_s", wait_s),
+        connect_timeout_s=check_seconds("connect_timeout_s", connect_timeout_s),
         transport=told.transport if transport is None else check_transport("transport", transport),
         busy_poll_us=told.busy_poll_us if busy_poll_us is None else check_busy_poll("busy_poll_us", busy_poll_us),
         connections=told.connections if connections is None else check_connections("connections", connections),

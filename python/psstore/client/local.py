@@ -22,6 +22,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.store import AsyncStore, Store
 from psstore.client.wait_notices import WaitNotices
+from psstore.config import WAIT_S
 from psstore.errors import BadArgument, DeviceFailed, ProtocolError, PsstoreError, StoreClosed
 from psstore.memory import DEFAULT_SNAPSHOT_PART, HANDED_PART, limit_bytes
 from psstore.net.client import QuietFuture
@@ -390,7 +391,7 @@ class LocalStore:
         role: Role = "worker",
         rank: int | None = None,
         timeout_s: float = 30.0,
-        wait_s: float = 300.0,
+        wait_s: float = WAIT_S,
     ) -> Store:
         """A worker of this store, or a client: the same as one of psstore.connect."""
         return self.open(Store, Options(role=role, rank=rank, timeout_s=timeout_s, wait_s=wait_s))
@@ -401,7 +402,7 @@ class LocalStore:
         role: Role = "worker",
         rank: int | None = None,
         timeout_s: float = 30.0,
-        wait_s: float = 300.0,
+        wait_s: float = WAIT_S,
     ) -> AsyncStore:
         """Opens a store whose calls are awaited. Connecting itself takes no time here."""
         return self.open(AsyncStore, Options(role=role, rank=rank, timeout_s=timeout_s, wait_s=wait_s))

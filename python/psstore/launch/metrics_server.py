@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -45,7 +45,10 @@ SMALLEST_OF = 16
 """How many tensors the one that /readyz reads and writes is chosen from."""
 
 REQUEST_S = 10.0
-"""How long a client of ours may take to say what it wants."""
+"""How long a client of ours may say nothing before it has said what it wants."""
+
+MAX_CLIENTS = 128
+"""Served at once; beyond, the one that came first is cut off. Who keeps connections would keep others from /livez."""
 
 _log = logging.getLogger("psstore.metrics")
 
@@ -113,6 +116,7 @@ class ReadyPage:
             )
             self._store = open_store(self._probes[0].address, options)
         store = self._store
+        store.stats()  # of every shard, whoever's host it is on
         if self._name is None:
             tensors = [store.describe(name).spec for name in store.keys()[:SMALLEST_OF]]
             values = [spec for spec in tensors if spec.rows is None and spec.num_elems]
@@ -180,7 +184,39 @@ class Pages:
         return 404, "text/plain; charset=utf-8", b"there are /, /metrics, /workers, /livez and /readyz\n"
 
 
-def http_server(sock: socket.socket, pages: Pages) -> ThreadingHTTPServer:
+class PageServer(ThreadingHTTPServer):
+    """A thread for each request, and a bound on both."""
+
+    request_queue_size = MAX_CLIENTS
+
+    def __init__(self, sock: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+        """`sock`: bound, and listened at from now on."""
+        super().__init__(sock.getsockname()[:2], handler, bind_and_activate=False)
+        self._clients: dict[Any, None] = {}
+        """Connections, in the order in which they came."""
+        self.socket.close()
+        self.socket = sock
+        self.server_activate()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._clients) >= MAX_CLIENTS:
+            oldest = next(iter(self._clients))
+            self._clients.pop(oldest, None)
+            with contextlib.suppress(OSError):  # its thread has closed it
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._clients[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # whoever asked has gone
+            _log.exception("a bug in psstore")
+
+
+def http_server(sock: socket.socket, pages: Pages) -> PageServer:
     """Answers on a bound socket, once `serve_forever` is called."""
 
     policy = board.policy()
@@ -195,17 +231,12 @@ def http_server(sock: socket.socket, pages: Pages) -> ThreadingHTTPServer:
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Content-Security-Policy", policy)
             self.end_headers()
-            with contextlib.suppress(OSError):  # whoever asked has gone
-                self.wfile.write(body)
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Leaves what is asked every second out of the log."""
 
-    server = ThreadingHTTPServer(sock.getsockname()[:2], Handler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = sock
-    server.server_activate()
-    return server
+    return PageServer(sock, Handler)
 
 
 async def serve(duty: MetricsDuty) -> None:

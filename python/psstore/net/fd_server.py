@@ -74,6 +74,9 @@ class FdServer(ABC):
     """A `protocol.sharing.Lender` of a shard process: hands each visitor what `wrap` makes for it. Serves on an event
     loop from `start` to `close`."""
 
+    max_arenas = 1
+    """One connection may have so many: each has open files of this process, and a range of its addresses."""
+
     def __init__(self, *, for_all_users: bool = False) -> None:
         """`for_all_users`: of this machine, if they have a ticket; else for this process's own, and root."""
         self.on_shared: Callable[[Connection, _core.PushArena], None] = lambda connection, arena: None
@@ -104,8 +107,10 @@ class FdServer(ABC):
         """A new push arena of that connection, and what leads to it and to the values."""
 
     def offer(self, connection: Connection, asked: Share) -> Shared:
+        if connection.num_arenas >= self.max_arenas:
+            return Shared()
         self.withdraw(connection)
-        return self._ticket(Offer(connection, connection, lambda: self.wrap(connection, asked)))
+        return self._ticket(Offer(connection, connection, lambda: self._wrap(connection, asked)))
 
     @property
     def own_file(self) -> int | None:
@@ -126,6 +131,10 @@ class FdServer(ABC):
         return self._offers.pop(ticket, None)
 
     # ---- how ----
+
+    def _wrap(self, connection: Connection, asked: Share) -> Wrapped:
+        connection.num_arenas += 1
+        return self.wrap(connection, asked)
 
     def _ticket(self, offer: Offer) -> Shared:
         ticket = secrets.token_bytes(TICKET_BYTES)
@@ -218,6 +227,9 @@ class MemoryServer(FdServer):
 class DeviceMemoryServer(FdServer):
     """Lends the memory of a shard's device: push arenas of the size that is asked for. Where values lie is told when
     they are asked for."""
+
+    max_arenas = 64
+    """A client asks for another one, larger by half, when what it has is too small."""
 
     def __init__(self, shard: _core.Shard, *, for_all_users: bool = False) -> None:
         super().__init__(for_all_users=for_all_users)

@@ -107,6 +107,8 @@ class Server:
         self._certificates = certificates
         self._numbers = itertools.count(1)
         self._connections: dict[int, ServerConnection] = {}
+        self._lingering: dict[int, ServerConnection] = {}
+        """Connections that have ended here, and not at their peers; the oldest first."""
         self._listeners: list[Listener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -240,6 +242,9 @@ class Server:
 
     def _make_room(self) -> bool:
         """Ends a connection that nobody needs. False: there is none."""
+        if self._lingering:
+            next(iter(self._lingering.values())).abort()
+            return True
         number = self._service.dispensable(self.now())
         if number is None:
             return False
@@ -252,6 +257,7 @@ class Server:
     def ended(self, connection: ServerConnection) -> None:
         """Nothing more will come from the connection."""
         self.log(connection, logging.DEBUG, "closed")
+        self._lingering[connection.id] = connection
         self._service.closed(connection.id, self.now())
         self._turn()
 
@@ -259,7 +265,7 @@ class Server:
         """The connection's socket is closed."""
         if cause is not None:
             self.log(connection, logging.DEBUG, f"the connection broke: {cause}")
-        del self._connections[connection.id]
+        del self._connections[connection.id], self._lingering[connection.id]
         if self._emptied is not None and not self._connections:
             self._emptied.set()
 

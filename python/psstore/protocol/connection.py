@@ -64,6 +64,9 @@ class Connection:
     ticket: TicketFact | None = None
     """The worker that the connection pushes for, once attached."""
 
+    num_arenas: int = 0
+    """Ranges of memory that its client was given to push through."""
+
     @property
     def writer(self) -> str:
         """Who numbers the plain writes of this connection: each of a client's channels does so for itself."""
@@ -78,6 +81,12 @@ class Connection:
         """False if what it is told need not wait for standbys, nor what it says for the end of a standstill: who sees
         to these is at the other end."""
         return self.hello is None or self.hello.role not in ("standby", "operator", "resharder")
+
+    @property
+    def may_write(self) -> bool:
+        """Whether its requests for data may have a payload: those of others are nobody's to answer."""
+        is_open = self.state is ConnectionState.OPEN
+        return is_open and self.has_data and self.hello is not None and self.hello.role != "standby"
 
     @property
     def is_visitor(self) -> bool:
@@ -106,14 +115,15 @@ class Connection:
         `nonce`: fresh random bytes, used if a challenge is needed.
         """
         if self.state is ConnectionState.HELLO and frame.op == _core.OPS["HELLO"]:
-            self.hello = hello = decode_body(Hello, frame.body)
+            hello = decode_body(Hello, frame.body)
+            if not _CLIENT_ID.fullmatch(hello.client):  # before it is in a line of a log
+                raise BadBody("HELLO: client must be 32 hex digits, random per client")
+            self.hello = hello
             self.client, self.only_beats = hello.client, hello.role == "heartbeat"
             self.is_operator, self.is_elector = hello.role == "operator", hello.role == "elector"
             self.is_resharder = hello.role == "resharder"
             self.has_data = hello.role in ("worker", "client", "standby", "resharder")
             self.is_first = hello.channel == 0 and hello.role in ("worker", "client", "resharder")
-            if not _CLIENT_ID.fullmatch(self.hello.client):
-                raise BadBody("HELLO: client must be 32 hex digits, random per client")
             if not 0 <= self.hello.channel < MAX_CONNECTIONS:
                 raise BadBody(f"HELLO: channel is {self.hello.channel}; there are 0 to {MAX_CONNECTIONS - 1}")
             if not tokens.grants:

@@ -369,7 +369,7 @@ class ShardService:
 
     def _announced(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         """A payload is about to come: after a decision that is new here, or in vain."""
-        if connection.state is not ConnectionState.OPEN or connection.only_beats or frame.op not in WRITES:
+        if not connection.may_write or frame.op not in WRITES:
             raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
         if not self.draining:
             try:

@@ -110,11 +110,13 @@ class Session:
     # ---- what the driver calls ----
 
     def connected(self) -> None:
-        """A connection stands: say hello. The fresh link answers nothing until WELCOME."""
+        """A connection stands: say hello. The fresh link answers nothing until WELCOME. Raises BadArgument for a file
+        that has no token just now, with nothing changed."""
+        handshake = Handshake(self.identity, nonce=self.make_nonce(), address=self.address)
         self.state = LINK.after(self.state, LinkEvent.CONNECTED)
         self.core.connected()
         self.connection += 1
-        self._handshake = Handshake(self.identity, nonce=self.make_nonce(), address=self.address)
+        self._handshake = handshake
         self.core.say(self._handshake.hello(self.channel))
 
     def disconnected(self) -> None:

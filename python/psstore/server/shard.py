@@ -259,7 +259,7 @@ def make_room(num_connections: int) -> int:
 
     Raises BadArgument if that is none."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections + OTHER_FILES
+    wanted = num_connections * FILES_PER_CONNECTION + OTHER_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if allowed < FEWEST_FILES:
         raise BadArgument(f"the system allows {hard} open files, and a shard needs {FEWEST_FILES}: raise ulimit -n")

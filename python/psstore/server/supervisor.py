@@ -567,6 +567,7 @@ class Supervisor:
         if ending.dead is None or self._num_restarts == self._settings.restarts:
             return None
         self._end_all(selector)
+        self._begin_metrics_anew()  # of a shard that was there before it would say that it hangs, while it reads
         self._num_restarts += 1
         self._store = secrets.token_hex(8)
         if site.first != 0:
@@ -678,8 +679,7 @@ class Supervisor:
         if self._user_token is not None:
             self._user_token.also(site.own())
         self._restore = self._find_again(f"{resharding.place}@{ending.written}", selector)
-        self._metrics.end()  # it is told where the shards are
-        self._begin_metrics()
+        self._begin_metrics_anew()  # it is told where the shards are
         _log.warning(
             "the store stands still at version %d, and goes on with %d shards", ending.written, self._settings.shards
         )
@@ -787,6 +787,10 @@ class Supervisor:
         """Before any shard runs: that one takes its time to restore is no reason to be out of reach."""
         if self._metrics_socket is not None:
             self._metrics.begin()
+
+    def _begin_metrics_anew(self) -> None:
+        self._metrics.end()
+        self._begin_metrics()
 
     def _start_metrics(self, site: Site) -> MetricsProcess:
         assert self._metrics_socket is not None, "_begin_metrics"

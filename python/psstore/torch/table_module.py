@@ -235,7 +235,8 @@ class TableModule(torch.nn.Module):
         """Announces a lookup that follows the optimizer's next step, and returns at once: its rows are pulled as soon
         as that step is decided, beside the new parameters and whatever comes before the lookup. A lookup of these ids,
         all in one tensor, takes them then; they are what it would have pulled itself right after the step, so that rows
-        which are assigned later are as they were. Those that no lookup has taken by the step after are dropped. With `cache_bytes` they are pulled now, too, and then again what has changed.
+        which are assigned later are as they were. Those that no lookup has taken by the step after are dropped. With
+        `cache_bytes` they are pulled now, too, and then again what has changed.
 
         Raises UsageError for what is no tensor of integers.
         """

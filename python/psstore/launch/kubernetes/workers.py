@@ -5,11 +5,15 @@ from __future__ import annotations
 from psstore.launch.kubernetes import pods
 from psstore.launch.kubernetes.plan import KubernetesPlan
 from psstore.launch.kubernetes.pods import Manifest, field, value
+from psstore.launch.kubernetes.shards import REJOIN_S
 
 WAIT_FOR_STORE = "import psstore; psstore.connect(role='client', connect_timeout_s=3600).close()"
 
 FAILURES = 1000
 """How many pods of workers may fail: as many as nodes that come and go take with them."""
+
+WAIT_S = REJOIN_S + 60.0
+"""How long a worker waits for others: until the store says that nobody has taken a lost one's place."""
 
 PART, STOP = "worker", "stop"
 
@@ -44,6 +48,7 @@ def _worker_job(plan: KubernetesPlan) -> Manifest:
             *pods.client_environment(plan),
             field("RANK", "metadata.annotations['batch.kubernetes.io/job-completion-index']"),
             value("WORLD_SIZE", str(plan.num_workers)),
+            value("PSSTORE_WAIT_S", f"{WAIT_S:g}"),
             value("HOME", "/tmp"),
         ],
         "resources": pods.resources(plan.worker_memory, plan.worker_cpu, gpus=plan.gpus),

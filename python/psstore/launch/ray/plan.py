@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from psstore.config import PREFIX, resolve
+from psstore.config import PREFIX, check_seconds, resolve
 from psstore.errors import BadArgument
 from psstore.net.address import join_addresses
 from psstore.server.settings import ServerSettings
@@ -82,6 +82,11 @@ class StorePlan:
     def url(self) -> str:
         """Both places of shard 0, if it has two."""
         return join_addresses([f"ps://{self.place(member)}" for member in range(0, self.num_members, self.shards)])
+
+    @property
+    def wait_s(self) -> float:
+        """How long a worker waits for others: until the store says that nobody has taken a lost one's place."""
+        return check_seconds("rejoin_s", self.settings.get("rejoin_s", REJOIN_S)) + 60.0
 
     def environ(self, member: int, address: str) -> dict[str, str]:
         """What psstore-server is told. `address`: of the node that it is on."""

@@ -77,10 +77,10 @@ class RayStore:
 
     def use(self) -> None:
         """Has `psstore.connect()`, sessions and `psstore status` reach the store, in this process and those that it
-        starts: sets PSSTORE_URL, PSSTORE_TOKEN_FILE and PSSTORE_HOSTS_FILE. Raises StoreUnreachable if the store has
-        ended."""
+        starts: sets PSSTORE_URL, PSSTORE_WAIT_S, PSSTORE_TOKEN_FILE and PSSTORE_HOSTS_FILE. Raises StoreUnreachable
+        if the store has ended."""
         if not self._is_in_use:
-            os.environ.update({"PSSTORE_URL": self.url, **self._names.environ})
+            os.environ.update(self._environ)
 
     def connect(self, **options: Any) -> Store:
         """A store as `psstore.connect` gives it, whose options these are, once `use()` was called: in a training
@@ -92,6 +92,10 @@ class RayStore:
     def _is_in_use(self) -> bool:
         return os.environ.get("PSSTORE_URL") == self.url
 
+    @property
+    def _environ(self) -> dict[str, str]:
+        return {"PSSTORE_URL": self.url, "PSSTORE_WAIT_S": f"{self._plan.wait_s:g}", **self._names.environ}
+
     @cached_property
     def _names(self) -> HostNames:
         return HostNames(RemoteDirectory(self._plan.directory), own={}, token=self._plan.token)
@@ -99,7 +103,7 @@ class RayStore:
     def stop(self) -> None:
         """Ends the store, after a last checkpoint if it writes any, and what `use()` has set here. Twice is once."""
         if self._is_in_use:
-            for name in ("PSSTORE_URL", *self._names.environ):
+            for name in self._environ:
                 del os.environ[name]
         self.__dict__.pop("_names", None)
         grace_s = CHECKPOINT_GRACE_S if "checkpoint" in self._plan.settings else STORE_GRACE_S
