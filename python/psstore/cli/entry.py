@@ -40,8 +40,8 @@ def _run(program: str, exit_interrupted: int) -> None:
 
 
 def _open_standard_files() -> None:
-    """Opens those that a program was started without, as by `>&-`: what it opened first would take their numbers, and what is
-    meant for them would go there."""
+    """Opens those that a program was started without, as by `>&-`: what it opened first would take their numbers, and
+    what is meant for them would go there."""
     for name, mode, fd in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
