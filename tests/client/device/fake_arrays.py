@@ -4,10 +4,12 @@ of the user's, and seen by psstore through an interface only."""
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from psstore import _core
 from psstore.client.device import arrays as device_arrays
@@ -26,10 +28,14 @@ class Stream:
 
     def write(self, to: FakeArray, value: Array) -> None:
         """Queues it."""
+        self.write_to(to.memory.pointer, value, to.memory)
+
+    def write_to(self, pointer: int, value: Array, owner: object) -> None:
+        """Queues it. `owner`: of the memory, which stays for as long as the stream."""
         buffer = self._pool.allocate(value.nbytes)
         np.asarray(memoryview(buffer))[: value.nbytes] = value.reshape(-1).view(np.uint8)
-        self.queue.copy_in(buffer, [(0, to.memory.pointer, value.nbytes)])
-        self._kept.append(buffer)
+        self.queue.copy_in(buffer, [(0, pointer, value.nbytes)])
+        self._kept.append((buffer, owner))
 
     def read(self, source: FakeArray) -> Array:
         """What is queued after all else finds."""
@@ -93,6 +99,22 @@ class Interface(FakeArray):
             "stream": self.stream.queue.stream,
             **self.changed,
         }
+
+
+def torch_on(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has torch's tensors in main memory taken for ones on the stream's device, made on that stream. A dense copy of
+    one is queued on it: before that is done there are NaNs."""
+    dense = torch.Tensor.contiguous
+
+    def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.full(tensor.shape, torch.nan)
+        stream.write_to(made.data_ptr(), dense(tensor).numpy(), made)
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", contiguous)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=stream.queue.stream))
 
 
 class _DLTensor(ctypes.Structure):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_array_equal
 
 import psstore
@@ -17,7 +18,7 @@ from psstore.client.device import arrays as device_arrays
 from psstore.client.device import batches, pinned_transfer
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeviceFailed, DTypeMismatch, ShapeMismatch
-from tests.client.device.fake_arrays import Array, DLPack, Interface, Stream
+from tests.client.device.fake_arrays import Array, DLPack, Interface, Stream, torch_on
 
 F32 = np.float32
 
@@ -99,6 +100,19 @@ def test_more_than_a_pinned_transfer_holds_goes_through_it(
     transfers = store._operations.context.transfers
     for pinned in (transfers.out_of(stream.device), transfers.into(stream.device)):
         assert 2 << 20 <= pinned.pinned_bytes <= 4 << 20
+
+
+def test_a_tensor_with_gaps_behind_another_one_is_sent_as_its_copy_will_be(
+    store: Store, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = some(4, 5)
+    store.create("dense", np.zeros_like(value))
+    store.create("with gaps", np.zeros_like(value.T))
+    with monkeypatch.context() as patch:
+        torch_on(stream, patch)
+        store.push_many({"dense": torch.from_numpy(value), "with gaps": torch.from_numpy(value).t()})
+    assert_array_equal(store.pull("dense"), value)
+    assert_array_equal(store.pull("with gaps"), value.T)
 
 
 def test_the_last_of_overlapping_pushes_counts(store: Store, stream: Stream) -> None:

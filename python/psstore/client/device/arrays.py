@@ -86,7 +86,7 @@ def device_at(index: int) -> _core.Device:
 
 
 class _Look:
-    """A look at the arrays of one call, with one fence for all on one stream."""
+    """A look at the arrays of one call, with one fence for those on one stream that nothing was queued between."""
 
     def __init__(self, writable: bool) -> None:
         self._writable = writable
@@ -111,16 +111,18 @@ class _Look:
     def _tensor(self, torch: Any, given: Any) -> OnDevice:
         tensor = given.detach()
         place, finish = tensor, None
+        device = device_at(tensor.device.index)
+        stream = self._streams.get(tensor.device)
+        if stream is None:
+            stream = self._streams[tensor.device] = torch.cuda.current_stream(tensor.device).cuda_stream
         if not tensor.is_contiguous() or tensor.is_neg():
             if self._writable:
                 place = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 finish = _copying(torch, place, tensor)
             else:
                 place = tensor.resolve_neg().contiguous()
-        device = device_at(tensor.device.index)
-        stream = self._streams.get(tensor.device)
-        if stream is None:
-            stream = self._streams[tensor.device] = torch.cuda.current_stream(tensor.device).cuda_stream
+                # The copy is queued behind the fence that arrays before it have.
+                self._fences.pop((device.name, stream), None)
         return OnDevice(
             shape=tuple(tensor.shape),
             dtype=torch_dtype(tensor.dtype),
