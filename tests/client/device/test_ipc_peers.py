@@ -5,6 +5,8 @@ as bad an order, as its fences allow, and knows nothing of the other's: a wait t
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,8 +16,9 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore import _core
 from psstore.client.device import peers
+from psstore.client.device.pinned_transfer import PinnedTransfer
 from psstore.client.store import Store
-from psstore.errors import AvailabilityError
+from psstore.errors import AvailabilityError, DeviceFailed
 from psstore.protocol.sharing import Lease
 from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
 from tests.support.server_process import StoreProcess
@@ -123,6 +126,41 @@ def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -
         store.pull("w", out=Interface(stream, np.zeros_like(value)))
         assert set(rooms) == {value.nbytes}
         assert len(leases) == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_read_of_shared_values_that_is_given_up_ends_their_lease(
+    server: StoreProcess, stream: Stream, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    reading, over = threading.Event(), threading.Event()
+    end_lease = peers.PeerDirectory.end_lease
+
+    def noted(self: peers.PeerDirectory, lease: Lease) -> bool:
+        over.set()
+        return end_lease(self, lease)
+
+    def passed(self: PinnedTransfer, *kept: object) -> asyncio.Future[None]:
+        copied = asyncio.get_running_loop().create_future()
+        if not is_cancelled:
+            copied.set_exception(DeviceFailed("fake:0 failed"))
+        if any(isinstance(one, peers.DevicePeer) for one in kept):
+            reading.set()
+        return copied
+
+    async def pull_in_vain() -> None:
+        async with await psstore.connect_async(server.url) as store:
+            await store.create("w", some(SIZES["large"], 1), rule="add", exist="overwrite")
+            pull = asyncio.ensure_future(store.pull("w", out=Interface(stream, some(SIZES["large"], 2))))
+            assert await asyncio.to_thread(reading.wait, 30)
+            if is_cancelled:
+                pull.cancel()
+            with pytest.raises(asyncio.CancelledError if is_cancelled else DeviceFailed):
+                await pull
+            assert await asyncio.to_thread(over.wait, 30)
+
+    monkeypatch.setattr(peers.PeerDirectory, "end_lease", noted)
+    monkeypatch.setattr(PinnedTransfer, "_passed", passed)
+    asyncio.run(pull_in_vain())
 
 
 @pytest.mark.timeout(30)  # a shard that forgets a device's work goes on with it when something else wakes it up

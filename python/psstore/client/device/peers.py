@@ -76,19 +76,23 @@ class PeerDirectory:
         *,
         done: Callable[[object], Awaitable[None]],
     ) -> bool:
-        """Queues copies of an answer's values, from where they lie to `places`, and ends the lease. False: they are out
-        of reach, or may have changed meanwhile, and have to be asked for again. `done`: waits until all that is queued
-        is done; its argument lives until then."""
+        """Queues copies of an answer's values, from where they lie to `places`, and ends the lease, also if it fails or
+        is cancelled. False: they are out of reach, or may have changed meanwhile, and have to be asked for again.
+        `done`: waits until all that is queued is done; its argument lives until then."""
         lease = answer.lease
         assert lease is not None, "the values came otherwise"
         session = self._client.lender(lease)
         peer = session.near if lease.connection == session.connection else None
-        if isinstance(peer, DevicePeer):
-            peer.wait_for_values(queue)
-            peer.blocks.read(queue, answer.table, places)
-            if not peer.hand_over(queue):
-                await done(peer)
-        return self.end_lease(lease) and isinstance(peer, DevicePeer)
+        try:
+            if isinstance(peer, DevicePeer):
+                peer.wait_for_values(queue)
+                peer.blocks.read(queue, answer.table, places)
+                if not peer.hand_over(queue):
+                    await done(peer)
+        finally:
+            # Also of a read that is given up: the shard cuts a connection that keeps values for long.
+            is_held = self.end_lease(lease)
+        return is_held and isinstance(peer, DevicePeer)
 
     def end_lease(self, lease: Lease) -> bool:
         """See `Session.end_lease`."""
