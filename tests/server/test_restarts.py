@@ -145,6 +145,18 @@ def test_all_go_back_to_the_latest_checkpoint_and_clients_go_on(served: StorePro
 
 
 @pytest.mark.one_loop
+def test_a_shard_that_is_told_to_end_alone_leaves_its_socket_to_its_next_life(served: StoreProcess) -> None:
+    with connect(served, "unix") as store:
+        train(store, until=1)
+        store.checkpoint()
+        os.kill(served.shard_pids()[1], signal.SIGTERM)
+        with pytest.raises(RolledBack):
+            store.pull("w")
+        store.reconnect()
+        assert_array_equal(store.pull("w"), np.full(ELEMS, -1.0, F32))
+
+
+@pytest.mark.one_loop
 def test_checkpoints_go_on_where_they_were(served: StoreProcess) -> None:
     """The place has an owner that is gone, and newer checkpoints count from then on."""
     with connect(served) as store:

@@ -103,6 +103,18 @@ def test_who_trains_notices_nothing_but_the_delay(
     }, said
 
 
+def test_a_leader_that_is_told_to_end_alone_leaves_its_socket_to_its_standby(served: StoreProcess) -> None:
+    with connect(served, "unix") as store:
+        create(store)
+        await_standbys(store)
+        train(store, 1)
+        os.kill(leader(store, 0), signal.SIGTERM)
+        train(store, 1)
+        await_standbys(store)
+        assert [one["led_before"] for one in store.stats()] == [1, 0]
+        assert_array_equal(store.pull("w"), np.full(ELEMS, expected(2), F32))
+
+
 def test_momentum_is_the_same_in_the_end(served: StoreProcess) -> None:
     with connect(served) as store:
         create(store)

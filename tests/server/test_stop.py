@@ -64,6 +64,21 @@ def test_drain_tells_clients_and_lets_go_of_them() -> None:
         assert store.wait() == 0
 
 
+def test_another_store_may_have_the_unix_socket_as_soon_as_this_one_drains(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with StoreProcess("--uds", str(path), port=None) as store, RawClient(store.url) as client:
+        client.hello()
+        store.signal(signal.SIGTERM)
+        with pytest.raises(errors.ShuttingDown):
+            client.reply("STATISTICS")
+        assert not path.exists(), "what comes there may have the same inode"
+        with StoreProcess("--uds", str(path), port=None) as next_one, RawClient(next_one.url) as other:
+            client.close()
+            assert store.wait() == 0
+            other.hello()
+            assert path.is_socket()
+
+
 def test_drain_is_bounded_by_clients_that_do_not_close() -> None:
     with StoreProcess() as store, RawClient(store.url) as client:
         client.hello()

@@ -66,11 +66,12 @@ class Endpoint:
         self.sockets.clear()
 
     def remove_files(self) -> None:
-        """Removes the socket files that are still ours; the shards remove their own when they drain."""
+        """Removes the socket files that are still ours. While a socket is open, no other server's has its inode."""
         for path, inode in self._files.items():
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(path).st_ino == inode:
                     os.unlink(path)
+        self._files.clear()
 
 
 def bind_shards(

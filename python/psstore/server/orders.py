@@ -18,6 +18,8 @@ class Orders:
     """What the supervisor says. The end of it is the supervisor's death, and the shard's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+        self.is_orphan = False
+        """The supervisor is gone."""
         self.lead = asyncio.Event()
         """This standby is to lead."""
         self.on_without: Callable[[str], None] = lambda client: None
@@ -47,6 +49,7 @@ class Orders:
         data = os.read(sys.stdin.fileno(), 4096)
         if not data:
             self.close()
+            self.is_orphan = True
             _log.warning("the supervisor is gone; shutting down")
             self._stopped.set()
             return

@@ -168,7 +168,7 @@ async def serve(settings: ShardSettings) -> None:
     service.standbys.on_lost = lambda client: None  # it is this process that goes, and a standby may lead
     orders.catch_up()
     orders.close()
-    if not failures:  # then the supervisor may start another shard there
+    if orders.is_orphan:  # else the supervisor may have another process go on there, and removes the file at the end
         for path in unix_paths:  # before others can bind it: from here on it might be theirs
             with contextlib.suppress(OSError):
                 os.unlink(path)

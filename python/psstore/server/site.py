@@ -86,9 +86,10 @@ class Site:
         self.addresses = _addresses(self.endpoints)
 
     def close(self) -> None:
+        """Nobody finds the store here any more. The processes of its shards have the sockets as long as they drain."""
         for endpoint in (*self.endpoints, *self.former):
-            endpoint.close()
             endpoint.remove_files()
+            endpoint.close()
 
 
 def _bind(indices: Sequence[int], settings: ServerSettings, tcp: TcpAddress | None) -> list[Endpoint]:

@@ -280,7 +280,7 @@ class Supervisor:
             while life is not None:
                 ending = self._live(site, life, selector, out=out, ready_fd=ready_fd)
                 life = self._reshard(ending, site, selector) or self._go_back(ending, site, selector)
-            site.refuse()
+            site.close()
             if ending.reason is not None:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
