@@ -18,7 +18,6 @@ are not even heard, unless the store has a token that they may have, too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import socket
@@ -29,6 +28,7 @@ from typing import NamedTuple
 from psstore import _core
 from psstore.errors import PsstoreError
 from psstore.net.credentials import is_trusted, peer_user
+from psstore.net.listener import Listener
 from psstore.protocol.connection import Connection
 from psstore.protocol.sharing import described
 from psstore.protocol.states import ConnectionState
@@ -87,18 +87,17 @@ class FdServer(ABC):
         self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
         """The visits of those that have not shown a ticket, oldest first."""
         self.name = f"psstore-{secrets.token_hex(16)}"
-        self._socket: socket.socket
+        self._listener: Listener
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._socket.bind(b"\0" + self.name.encode())
-        self._socket.listen(MAX_VISITORS)
-        loop.add_reader(self._socket.fileno(), self._accept)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.bind(b"\0" + self.name.encode())
+        # Each may show its ticket before others come that it would have to go for.
+        self._listener = Listener(loop, sock, self._accepted, per_turn=1)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
+        self._listener.close()
         for visit in self._visits:
             visit.cancel()
 
@@ -141,14 +140,12 @@ class FdServer(ABC):
         self._offers[ticket] = offer
         return Shared(address=self.name, ticket=ticket)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it is gone already, or there are too many open files
-            visitor, _ = self._socket.accept()
-            visitor.setblocking(False)
-            if self._may_come(visitor) and self._make_room():
-                self._begin(visitor)
-            else:
-                visitor.close()
+    def _accepted(self, visitor: socket.socket, address: str) -> None:
+        visitor.setblocking(False)
+        if self._may_come(visitor) and self._make_room():
+            self._begin(visitor)
+        else:
+            visitor.close()
 
     def _may_come(self, visitor: socket.socket) -> bool:
         return self._for_all_users or is_trusted(peer_user(visitor))

@@ -20,9 +20,16 @@ class Listener:
     """Calls `accepted` with each connection and its peer's address, until it is closed."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, accepted: Callable[[socket.socket, str], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        accepted: Callable[[socket.socket, str], None],
+        *,
+        per_turn: int = ACCEPTS_PER_TURN,
     ) -> None:
+        """`per_turn`: how many are accepted before those that are there have a turn."""
         self._loop = loop
+        self._per_turn = per_turn
         self._socket = sock
         self._accepted = accepted
         self._again: asyncio.TimerHandle | None = None
@@ -37,7 +44,7 @@ class Listener:
         self._socket.close()
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+        for _ in range(self._per_turn):
             try:
                 sock, name = self._socket.accept()
             except OSError as error:
