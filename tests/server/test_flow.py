@@ -16,10 +16,13 @@ import pytest
 import psstore
 from psstore import _core, errors
 from psstore.config import Transport
+from psstore.net.limits import ServerLimits
+from psstore.net.server import Server
 from psstore.partition.slicing import SLICE_BYTES
 from psstore.protocol import service as service_module
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.service import ShardService
 from psstore.types import Tensor
 from psstore.wire import messages as m
@@ -266,6 +269,27 @@ def test_stalled_frames_are_not_blamed_on_a_client_that_we_keep_waiting() -> Non
         client.sock.sendall(request[50:])
         client.reply("PULLED")
         client.reply("PULLED")
+
+
+@pytest.mark.parametrize("what", ["stops in the middle of a frame", "reads nothing"])
+def test_a_standby_gives_up_a_shard_that(what: str) -> None:
+    async def follow() -> Exception | None:
+        loop, (mine, other) = asyncio.get_running_loop(), socket.socketpair()
+        server = Server(make_service(), loop=loop, limits=ServerLimits(stalled_frame_s=0.2, unread_s=0.2))
+        given_up: asyncio.Future[Exception | None] = loop.create_future()
+        server.on_leader_lost = given_up.set_result
+        mine.setblocking(False)
+        server.follow(mine, client=ClientIdentity(client="a" * 32, role="standby"), address="there")
+        with other:
+            if what == "reads nothing":
+                server.poller.send(0, [bytes(LARGE_ELEMS)])
+            else:
+                other.sendall(_core.encode_frame(_core.OPS["WELCOME"], body=bytes(100))[:80])
+            error = await asyncio.wait_for(given_up, 30.0)
+        await server.drain()
+        return error
+
+    assert asyncio.run(follow()) is None
 
 
 # ---- time and idle work -----------------------------------------------------------------------------

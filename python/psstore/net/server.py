@@ -472,10 +472,11 @@ class Server:
         self._service.shard.free_unused(self.limits.unused_bytes)
         limit_s = self.limits.stalled_frame_s
         for number in self.poller.stalled(limit_s):
-            self._blame(
-                self._connections[number],
-                HandshakeTimeout(f"a frame was begun and not continued for {limit_s:g} s"),
-            )
+            why = f"a frame was begun and not continued for {limit_s:g} s"
+            if number == LEADER:
+                self._cut(number, why)
+            else:
+                self._blame(self._connections[number], HandshakeTimeout(why))
         for number in self.poller.unread(self.limits.unread_s):
             self._cut(number, f"its peer has read nothing for {self.limits.unread_s:g} s of what it is owed")
         for number in self._service.data.reading_since(self.now() - self.limits.lease_s):
@@ -486,6 +487,10 @@ class Server:
 
     def _cut(self, number: int, why: str) -> None:
         """Ends a connection without a word: its peer does not listen, or has to hear of it at once."""
+        if number == LEADER:
+            _log.warning("the connection to the shard is cut: %s", why)
+            self.lose_leader()
+            return
         connection = self._connections.get(number)
         if connection is not None:
             self.log(connection, logging.WARNING, f"the connection is cut: {why}")
