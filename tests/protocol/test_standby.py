@@ -310,6 +310,23 @@ def test_who_leads_numbers_connections_beyond_all_of_those_before() -> None:
     assert pair.standby.standbys.epoch == 1
 
 
+@pytest.mark.parametrize("role", ["worker", "client", "operator", "elector"])
+def test_a_client_that_came_before_it_led_has_to_come_again(role: m.Role) -> None:
+    """Its connection has a number that one of the process before may have had, to which an answer is owed."""
+    pair = Pair()
+    pair.talk()
+    early = pair.standby.opened(2, 1.0)
+    pair.standby.lead(1.0)
+    (answer,) = exchange(pair.standby, 2, early, hello(role), 1.0)
+    if role in ("operator", "elector"):
+        assert answer.op == OPS["WELCOME"]
+    else:
+        assert m.decode_body(m.Failure, answer.body).code == errors.NotLeading.code
+    conn = pair.standby.first_connection
+    (answer,) = exchange(pair.standby, conn, pair.standby.opened(conn, 1.0), hello(role), 1.0)
+    assert answer.op == OPS["WELCOME"]
+
+
 @pytest.mark.parametrize(
     ("fact", "error"),
     [

@@ -412,8 +412,8 @@ class ShardService:
             return self.failed(connection.id, error)
         if connection.access < Access.ADMIN:
             connection.protocol.allow(ALLOWED_OPS[connection.access])
-        if self.standby is not None and not (connection.is_operator or connection.is_elector):
-            return self.failed(connection.id, NotLeading(self.standby.describe()))
+        if not (connection.is_operator or connection.is_elector) and (why_not := self._why_not_served(connection)):
+            return self.failed(connection.id, NotLeading(why_not))
         if connection.is_visitor:
             self._silent[connection.id] = connection
             if sum(one.is_visitor for one in self._connections.values()) > self._max_visitors:
@@ -449,6 +449,14 @@ class ShardService:
             connection.protocol.freeze_with_shard()
         closing = [Close(conn, "its client has a newer connection") for conn in older]
         return [*closing, _answer(connection.id, frame, welcome, op=OPS["WELCOME"])]
+
+    def _why_not_served(self, connection: Connection) -> str | None:
+        """What a client is told that came to a standby. None: this leads, and did when the connection was accepted."""
+        if self.standby is not None:
+            return self.standby.describe()
+        if connection.id < self.first_connection:  # an answer may be owed to one of that number of the process before
+            return f"this process has come to lead shard {self.identity.shard} since: connect again"
+        return None
 
     def _siblings(self, connection: Connection, hello: m.Hello) -> tuple[list[int], list[int]]:
         """Open connections of the same client in the same role on the same channel, accepted before and after this one.
