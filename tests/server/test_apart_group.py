@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,14 +57,14 @@ class FakeProcess:
 class Host:
     """A group, which begins as a standby of one that is gone, or as the shard."""
 
-    def __init__(self, selector: selectors.BaseSelector, *, leads: bool = False) -> None:
+    def __init__(self, selector: selectors.BaseSelector, *, leads: bool = False, patience_s: float = 60.0) -> None:
         self.processes: list[Any] = []
         self.group = ApartGroup(
             index=1,
             other="ps://127.0.0.1:1",
             others=(),
             credentials=NO_CREDENTIALS,
-            patience_s=60.0,
+            patience_s=patience_s,
             start=self._start,
             selector=selector,
         )
@@ -72,6 +73,11 @@ class Host:
     def _start(self, leads: bool) -> Any:
         self.processes.append(FakeProcess())
         return self.processes[-1]
+
+
+def hear(host: Host, *lines: str) -> None:
+    host.processes[0].say(*lines)
+    assert host.group.heard(host.processes[0]) is None
 
 
 @pytest.fixture
@@ -118,27 +124,106 @@ def test_nobody_waits_longer_than_said_for_a_name_that_no_server_answers_for(mon
         over.set()
 
 
-def test_a_host_that_is_to_end_serves_until_the_other_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where its pod is new, and names are kept by a cache for a while."""
-    tries, told = [False, False, True], list[str]()
+class Other:
+    """The other process, as it is found there; None: it is not. One that is asked to lead does, or is not fit to."""
 
-    def look(*_: object, **__: object) -> str:
-        assert not one.processes[0].report.closed, "it was ended before"
-        if not tries.pop(0):
-            raise StoreUnreachable("the old address")
-        return "found"
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: str | None) -> None:
+        self._found = list(found)
+        self.is_led = False
+        monkeypatch.setattr(apart_group, "look_at", self._look)
+        monkeypatch.setattr(apart_group, "promote", self._promote)
+        monkeypatch.setattr(apart_group, "ASK_S", 0.01)
 
-    monkeypatch.setattr(apart_group, "look_at", look)
-    monkeypatch.setattr(apart_group, "promote", lambda address, *_, **__: told.append(address))
-    monkeypatch.setattr(apart_group, "ASK_S", 0.01)
+    def _look(self, *_: object, **__: object) -> SimpleNamespace:
+        found = self._found.pop(0) if len(self._found) > 1 else self._found[0]
+        if found is None:
+            raise StoreUnreachable("nobody is there")
+        return SimpleNamespace(leads=found == "leads", may_lead=found in ("leads", "may lead"))
+
+    def _promote(self, *_: object, **__: object) -> None:
+        assert self._found == ["may lead"]
+        self.is_led = True
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        # Its pod is new, and names are kept by a cache for a while.
+        ([IN_SYNC], [None, None, "may lead"]),
+        # The next one at its place is being filled.
+        ([IN_SYNC], ["is filled", "is filled", "may lead"]),
+        ([IN_SYNC, f"{LOST} first"], [None, "is filled", "may lead"]),
+        # The shard has just not heard of it.
+        ([IN_SYNC, f"{LOST} first"], ["may lead"]),
+    ],
+)
+def test_a_host_that_is_to_end_serves_until_the_other_one_can_lead(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], found: list[str | None]
+) -> None:
+    other = Other(monkeypatch, *found)
     with selectors.DefaultSelector() as selector:
         one = Host(selector, leads=True)
-        one.processes[0].say(IN_SYNC)
-        assert one.group.heard(one.processes[0]) is None
+        hear(one, *said)
         one.group.resign()
-        assert not tries
+        assert other.is_led
         assert one.processes[0].report.closed
-        assert told == ["ps://127.0.0.1:1"]
+
+
+@pytest.mark.parametrize("said", [[], [IN_SYNC, f"{RETIRED} first"]])
+def test_a_host_that_is_to_end_waits_for_a_standby_that_comes_first(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """Until its shard says so: one that was done without says that it may lead, too."""
+    other = Other(monkeypatch, "is filled", "may lead")
+    with selectors.DefaultSelector() as selector:
+        one = Host(selector, leads=True)
+        hear(one, *said)
+        look = other._look
+
+        def look_and_say(*_: object, **__: object) -> SimpleNamespace:
+            found = look()
+            if found.may_lead:
+                assert not one.processes[0].report.closed
+                one.processes[0].say(IN_SYNC)
+                os.write(one.processes[0]._write_fd, b"!")
+            return found
+
+        monkeypatch.setattr(apart_group, "look_at", look_and_say)
+        one.group.resign()
+        assert other.is_led
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [([], None), ([IN_SYNC, f"{RETIRED} first"], None), ([f"{LOST} first"], "leads")],
+)
+def test_a_host_that_is_to_end_waits_for_nobody_who_is_not_to_come(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], found: str | None
+) -> None:
+    other = Other(monkeypatch, found)
+    with selectors.DefaultSelector() as selector:
+        one = Host(selector, leads=True)
+        hear(one, *said)
+        begin = time.monotonic()
+        one.group.resign()
+        assert time.monotonic() - begin < 10.0
+        assert not other.is_led
+        one.processes[0].kill()
+
+
+@pytest.mark.parametrize("found", [None, "is filled"])
+def test_a_host_that_is_to_end_waits_no_longer_than_it_has_patience(
+    monkeypatch: pytest.MonkeyPatch, found: str | None
+) -> None:
+    """Then its process drains: nobody may lead who has not all."""
+    other = Other(monkeypatch, found)
+    with selectors.DefaultSelector() as selector:
+        one = Host(selector, leads=True, patience_s=0.1)
+        hear(one, IN_SYNC)
+        one.group.resign()
+        assert not other.is_led
+        assert not one.processes[0].report.closed
+        one.processes[0].kill()
 
 
 @pytest.fixture
@@ -156,11 +241,6 @@ def shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         yield host
         for process in host.group.processes:
             process.kill()
-
-
-def hear(host: Host, *lines: str) -> None:
-    host.processes[0].say(*lines)
-    assert host.group.heard(host.processes[0]) is None
 
 
 def test_a_standby_that_others_were_asked_about_is_done_without_although_it_answers_again(

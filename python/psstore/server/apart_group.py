@@ -176,22 +176,35 @@ class ApartGroup:
             self._child.tell(OVER)
 
     def resign(self) -> None:
-        """Ends the process here, and has the other one lead, if it can. Until that one is found, the process here
-        serves: the other one may have another address by now, of which names tell late."""
-        if not self.leads or not self._in_sync or self._child is None:
+        """Ends the process here, and has the other one lead. Until that one can, the process here serves: the other one
+        may have another address by now, of which names tell late, or is being filled."""
+        if not self.leads or self._child is None:
             return
         until = time.monotonic() + self._patience_s
-        while not self._lost and self._look() is None and time.monotonic() < until:
+        while (can_lead := self._can_other_lead()) is None and time.monotonic() < until:
             if select.select([self._child.report], [], [], ASK_S)[0]:
                 self.heard(self._child)
             if self._child is None:
                 return  # it has died, and that was seen to
+        if can_lead is None:
+            _log.error("%s could not be handed over to %s within %g s", self._name, self._other, self._patience_s)
+        if not can_lead:
+            return
         self._end()
         try:
             promote(self._other, self._credentials, force=True)
             _log.warning("%s is led at %s from now on", self._name, self._other)
         except PsstoreError as error:
             _log.error("%s could not be handed over to %s: %s", self._name, self._other, error.message)
+
+    def _can_other_lead(self) -> bool | None:
+        """Whether the other process can take over from the one here. None: not now, and it may soon."""
+        member = self._look()
+        if member is None:
+            return None if self._in_sync else False  # nobody was to be expected there
+        if self._in_sync and member.may_lead:
+            return True
+        return False if member.leads else None  # it is being filled, or was done without, whatever it says itself
 
     # ---- who leads, where nobody knows ----
 
