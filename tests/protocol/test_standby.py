@@ -225,9 +225,12 @@ def test_nothing_is_read_of_a_shard_whose_standby_might_lead() -> None:
     third = pair.leader.opened(3, 0.0)
     (welcome,) = exchange(pair.leader, 3, third, hello("operator"))
     assert welcome.op == OPS["WELCOME"], "who sees to standbys is heard"
+    gone: list[str] = []
+    pair.leader.standbys.on_retired = gone.append
     (promoted,) = exchange(pair.leader, 3, third, PROMOTE)
     assert promoted.op == OPS["PROMOTED"]
     assert client.take_replies()
+    assert gone == [FIRST], "its supervisor must not hand over to that one"
 
 
 def test_a_standby_that_comes_in_the_place_of_a_lost_one_sets_its_shard_free() -> None:

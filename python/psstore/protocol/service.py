@@ -562,6 +562,7 @@ class ShardService:
         asked = m.decode_body(m.Promote, frame.body)
         if self.standby is None:
             for client in self.standbys.lost:
+                self.standbys.on_retired(client)
                 self.standbys.done_without(client)
         else:
             self.standby.check_may_lead(force=asked.force)

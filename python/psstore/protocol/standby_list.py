@@ -100,7 +100,8 @@ class StandbyList:
         self.on_lost: Callable[[str], None] = lambda client: None
         """Called when one is gone that may lead: nobody is told anything until `done_without`."""
         self.on_retired: Callable[[str], None] = lambda client: None
-        """Called when one is to go that might lead, and never will: before anybody is told what it does not have."""
+        """Called when one might lead, and never will, by its own word or an operator's: before anybody is told what it
+        does not have."""
         self.on_dropped: Callable[[int], None] = lambda conn: None
         """Called with the connection of one that is done without and still there, to be cut."""
         self.next_wake: float | None = None

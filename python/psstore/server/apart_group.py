@@ -159,7 +159,7 @@ class ApartGroup:
                 )
             elif what == RETIRED:
                 self._in_sync, self._lost, self._ask_at = False, "", math.inf
-                _log.info("%s goes on without its standby at %s, which ends", self._name, self._other)
+                _log.info("%s goes on without its standby at %s, which is to end, or dead", self._name, self._other)
             elif what == OVER:
                 self.is_over = True
             elif what == CUT:

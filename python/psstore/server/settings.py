@@ -33,7 +33,8 @@ IN_SYNC, LOST = "in-sync", "lost"
 """What a shard reports, with the client that its standby is: from now on that one may lead; it is out of reach."""
 
 RETIRED = "retired"
-"""What a shard reports, with the client that its standby was: that one ends, and is done without."""
+"""What a shard reports, with the client that its standby was: that one ends, or is dead by the word of an operator, and
+is done without."""
 
 OVER = "over"
 """What a shard is told, and its standby reports: the workers are done, and the store ends on all hosts."""
