@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
+from psstore.server.shard_group import STOPPED_S
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
@@ -269,6 +270,42 @@ def test_who_stands_still_is_done_without(served: StoreProcess, who: str) -> Non
         assert_array_equal(store.pull("w"), np.full(ELEMS, expected(3), F32))
         eventually(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
     assert "has stood still for 2 s and is done without" in served.log()
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_shard_whose_processes_stand_still_together_waits_for_them(served: StoreProcess, is_suspended: bool) -> None:
+    """As those of a job, or of a machine, that is suspended: when it goes on, its supervisor hears of both at once."""
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        train(store, 1)
+        processes = served.shards()
+        supervisor = [psutil.Process(served.process.pid)] if is_suspended else []
+        for one in [*processes, *supervisor]:
+            one.suspend()
+        assert not eventually(lambda: "is done without" in served.log(), timeout_s=2 * STOPPED_S + 1.0)
+        for one in [*supervisor, *processes]:
+            one.resume()
+        train(store, 2)
+        assert_array_equal(store.pull("w"), np.full(ELEMS, expected(3), F32))
+    assert "is done without" not in served.log()
+
+
+def test_of_two_that_stand_still_whichever_goes_on_does_without_the_other(served: StoreProcess) -> None:
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        leaders = {leader(store, 0), leader(store, 1)}
+        processes = served.shards()
+        for one in processes:
+            one.suspend()
+        assert not eventually(lambda: "is done without" in served.log(), timeout_s=STOPPED_S + 1.0)
+        for one in processes:
+            if one.pid not in leaders:
+                one.resume()
+        train(store, 3)
+        assert_array_equal(store.pull("w"), np.full(ELEMS, expected(3), F32))
+    assert served.log().count("its standby leads") == 2
 
 
 def test_a_snapshot_is_told_that_its_version_went_with_the_process(served: StoreProcess) -> None:

@@ -98,14 +98,8 @@ class ShardGroups:
                 group.start_at = math.inf
                 self._start(index, group)
             for one in (group.leader, group.standby):
-                if one is None or one.stopped_at is None or one.stopped_at + STOPPED_S > now:
-                    continue
-                if one is group.standby or (group.standby is not None and group.in_sync):
-                    _log.warning("%s has stood still for %g s and is done without", one.name, STOPPED_S)
-                    one.stopped_at = None
-                    one.process.kill()
-                else:
-                    one.stopped_at = math.inf  # there is nobody to lead in its place
+                if one is not None and _has_stood_still(one, now):
+                    self._do_without_one_that_stands_still(group, one, now)
         return None
 
     is_over = False
@@ -149,6 +143,24 @@ class ShardGroups:
         return None
 
     # ---- how ----
+
+    def _do_without_one_that_stands_still(self, group: _Group, one: ShardProcess, now: float) -> None:
+        """Unless it goes on by now, or the other one stands still as well: then the shard waits for either."""
+        standby = group.standby
+        members = [group.leader] if standby is None else [group.leader, standby]
+        for each in members:  # the system's word that it goes on may be unread
+            if (pause := each.pause()) is not None:
+                _log.warning("%s", pause)
+        if not _has_stood_still(one, now):
+            return
+        if standby is not None and all(each.stopped_at is not None for each in members):
+            one.stopped_at = now  # whichever goes on first: then it is time to do without the other one
+        elif one is standby or (standby is not None and group.in_sync):
+            _log.warning("%s has stood still for %g s and is done without", one.name, STOPPED_S)
+            one.stopped_at = None
+            one.process.kill()
+        else:
+            one.stopped_at = math.inf  # there is nobody to lead in its place
 
     def _start(self, index: int, group: _Group) -> None:
         assert self._start_standby is not None, "else none is due"
@@ -202,3 +214,8 @@ class ShardGroups:
         standby.kill()
         group.leader.tell(f"{WITHOUT} {client}")
         self._start_again(index, group)
+
+
+def _has_stood_still(one: ShardProcess, now: float) -> bool:
+    """Whether it has for so long, as far as the system has said, that it is done without."""
+    return one.stopped_at is not None and one.stopped_at + STOPPED_S <= now
