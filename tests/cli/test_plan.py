@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+import psstore
 from psstore.cli.main import app
 from psstore.cli.model_shapes import MODELS
 from psstore.cli.plan import plan_of
 from psstore.types import TensorSpec
+from tests.support.server_process import StoreProcess
 
 
 def plan(*arguments: str) -> Result:
@@ -61,6 +66,44 @@ def test_compensated_gradients_take_a_value_of_each_worker_more_at_most() -> Non
     assert [shard["base_bytes"] for shard in planned["shards"]] == [3 * shard["bytes"] for shard in alone["shards"]]
     assert "bases, MB" in plan("resnet50", "--compensated", "3").stdout
     assert "bases" not in plan("resnet50").stdout
+
+
+def test_gradients_of_all_workers_wait_at_most() -> None:
+    planned = json.loads(plan("resnet50", "--workers", "4", "--state-buffers", "1", "--json").stdout)
+    assert planned["contribution_bytes"] == 4 * planned["bytes"]
+    for shard in planned["shards"]:
+        assert shard["contribution_bytes"] == 4 * shard["bytes"]
+        assert shard["memory_bytes"] == shard["bytes"] + shard["state_bytes"] + shard["contribution_bytes"]
+    shown = " ".join(plan("resnet50", "--shards", "1", "--workers", "2:4", "--state-buffers", "1").stdout.split())
+    assert "a shard takes 613.4 MB at most, of which 408.9 MB are gradients that wait" in shown
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_what_a_shard_takes_at_most_is_what_it_takes_over_sockets() -> None:
+    """Blocks of memory are whole, which takes some hundredths more."""
+    shape = (1 << 20,)
+    planned = plan_of([TensorSpec(name="w", shape=shape, rule="sgd")], 1, num_state_buffers=1, num_workers=3)
+    with StoreProcess("--workers", "3") as store, ThreadPoolExecutor(3) as threads, contextlib.ExitStack() as ends:
+        workers = [
+            ends.enter_context(psstore.connect(store.url, rank=rank, num_workers=3, transport="tcp"))
+            for rank in range(3)
+        ]
+        for worker in workers:
+            worker.create("w", np.zeros(shape, np.float32), rule="sgd")
+        for _ in range(2):  # the first step's has no state yet
+            for worker in workers:
+                worker.push("w", np.ones(shape, np.float32))
+            taken = int(workers[0].stats()[0]["memory_bytes"])
+            list(threads.map(lambda worker: worker.commit({"lr": 0.1, "momentum": 0.9}), workers))
+        assert planned.shards[0].memory_bytes <= taken <= 1.1 * planned.shards[0].memory_bytes
+
+
+def test_standbys_have_what_workers_were_sent_too() -> None:
+    planned = json.loads(plan("resnet50", "--compensated", "3", "--standbys", "1", "--json").stdout)
+    assert planned["standby_bytes"] == planned["bytes"] + planned["base_bytes"] == 4 * planned["bytes"]
+    shown = " ".join(plan("resnet50", "--compensated", "3", "--standbys", "1").stdout.split())
+    assert "standbys: 408.9 MB of values and bases more" in shown
 
 
 def test_standbys_hold_all_values_once_more_and_are_sent_all_gradients() -> None:
@@ -125,6 +168,8 @@ def test_a_file_that_holds_no_shapes_is_refused_with_the_reason(tmp_path: Path, 
         (("gpt2", "--model", "vgg16"), "was given 'gpt2' and --model vgg16"),
         (("--shapes", "/nowhere.json"), "No such file"),
         (("--model", "gpt2", "--dtype", "int8"), "can't be stored"),
+        (("gpt2", "--workers", "0"), "at least 1 worker"),
+        (("gpt2", "--workers", "many"), "expected a number, or FEWEST:MOST"),
     ],
 )
 def test_mistakes_are_answered_with_what_there_is(arguments: tuple[str, ...], sentence: str) -> None:

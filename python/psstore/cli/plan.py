@@ -25,6 +25,11 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     """State that the rule keeps beside them."""
     base_bytes: int
     """What it keeps at most of what workers were sent, to compensate their gradients."""
+    contribution_bytes: int
+    """Workers' gradients that wait for their decision, at most. Workers that share memory with the shard keep them
+    themselves."""
+    memory_bytes: int
+    """All of these together."""
     slices: int
     tensors: int
     """That have at least one slice here."""
@@ -39,7 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
     base_bytes: int
     standby_bytes: int
-    """That standbys hold of values and state."""
+    """That standbys hold of values, state and bases."""
+    contribution_bytes: int
     slices: int
     largest_over_mean: float
     """Bytes of the largest shard over the mean: how much longer it takes than with perfect balance."""
@@ -55,8 +61,8 @@ def plan_of(
     num_standbys: int = 0,
 ) -> Plan:
     """What a store of so many shards does with these tensors, created in one call. `num_state_buffers`: of the rule,
-    each as large as the values. `num_workers`: of whom each has a base of a tensor that is compensated. `num_standbys`:
-    of each shard. Raises BadArgument."""
+    each as large as the values. `num_workers`: of whom each has a contribution that waits, and a base of a tensor that
+    is compensated. `num_standbys`: of each shard. Raises BadArgument."""
     from psstore.partition.placement import place
     from psstore.partition.slicing import num_slices, slice_elems
     from psstore.types import ITEM_BYTES
@@ -82,7 +88,8 @@ def plan_of(
         bytes=sum(sizes),
         state_bytes=num_state_buffers * sum(sizes),
         base_bytes=sum(base_sizes),
-        standby_bytes=num_standbys * (1 + num_state_buffers) * sum(sizes),
+        standby_bytes=num_standbys * ((1 + num_state_buffers) * sum(sizes) + sum(base_sizes)),
+        contribution_bytes=num_workers * sum(sizes),
         slices=len(sizes),
         largest_over_mean=max(loads) * num_shards / sum(loads) if sum(loads) else 1.0,
         shards=tuple(
@@ -90,6 +97,8 @@ def plan_of(
                 bytes=loads[n],
                 state_bytes=num_state_buffers * loads[n],
                 base_bytes=base_loads[n],
+                contribution_bytes=num_workers * loads[n],
+                memory_bytes=(1 + num_state_buffers + num_workers) * loads[n] + base_loads[n],
                 slices=owners.count(n),
                 tensors=len({tensor for tensor, owner in zip(tensor_of, owners, strict=True) if owner == n}),
             )
@@ -122,6 +131,12 @@ def plan(
             min=0, max=3, help="Count the optimizer's state: 1 buffer for SGD with momentum, 2 for Adam and AdamW."
         ),
     ] = 0,
+    workers: Annotated[
+        str,
+        typer.Option(
+            help="Whose gradients wait for their decision at the shards, at most; FEWEST:MOST where they come and go."
+        ),
+    ] = "1",
     compensated: Annotated[
         int | None,
         typer.Option(
@@ -134,21 +149,22 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a model's tensors are cut into slices and placed on shards."""
-    from psstore.types import TensorSpec
+    from psstore.types import Consistency, TensorSpec, parse_workers
 
     if named is not None and model is not None:
         fail(f"plan is for one model, and was given {named!r} and --model {model}")
     model = named if model is None else model
     chosen = _choose(shapes, model)
     try:
+        fewest, most = parse_workers("--workers", workers)
+        Consistency(num_workers=most, quorum=most, fewest=fewest).check()
         compensation = 0.0 if compensated is None else 1.0
         specs = [
             TensorSpec(name=name, shape=shape, dtype=dtype, rule="sgd", compensation=compensation)
             for name, shape in chosen.items()
         ]
-        planned = plan_of(
-            specs, shards, num_state_buffers=state_buffers, num_workers=compensated or 1, num_standbys=standbys
-        )
+        most = max(most, compensated or 1)
+        planned = plan_of(specs, shards, num_state_buffers=state_buffers, num_workers=most, num_standbys=standbys)
     except PsstoreError as error:
         fail(error.message)
     if as_json:
@@ -174,11 +190,21 @@ def _choose(shapes: Path | None, model: str | None) -> Mapping[str, Shape]:
 BAR_WIDTH = 30
 
 
+def _of_memory(planned: Plan) -> str:
+    fullest = max(planned.shards, key=lambda shard: shard.memory_bytes)
+    waits = f"{fullest.contribution_bytes / 1e6:,.1f} MB are gradients that wait for their decision"
+    return (
+        f"\nmemory: a shard takes {fullest.memory_bytes / 1e6:,.1f} MB at most, of which {waits} (none of workers that"
+        " share memory with it)"
+    )
+
+
 def _of_standbys(planned: Plan) -> str:
     if not planned.standby_bytes:
         return ""
-    held = f"{planned.standby_bytes / 1e6:,.1f} MB of " + ("values and state" if planned.state_bytes else "values")
-    sent = f"each worker's {planned.bytes / 1e6:,.1f} MB of gradients is sent on in a step"
+    kinds = ["values", *(["state"] if planned.state_bytes else []), *(["bases"] if planned.base_bytes else [])]
+    held = f"{planned.standby_bytes / 1e6:,.1f} MB of {' and '.join(kinds)}"
+    sent = f"each worker's {planned.bytes / 1e6:,.1f} MB of gradients is sent on in a step, and waits there, too"
     return f"\nstandbys: {held} more; on the shard's host they see what is pushed, on others {sent}"
 
 
@@ -190,7 +216,7 @@ def _show(planned: Plan, title: str, dtype: str) -> None:
         title=f"{title}: {planned.parameters:,} {dtype} parameters in {planned.tensors} tensors and"
         f" {planned.slices} slices on {len(planned.shards)} shards",
         title_justify="left",
-        caption=f"largest shard / mean: {planned.largest_over_mean:.4f}" + _of_standbys(planned),
+        caption=f"largest shard / mean: {planned.largest_over_mean:.4f}" + _of_memory(planned) + _of_standbys(planned),
         caption_justify="left",
     )
     optional = {

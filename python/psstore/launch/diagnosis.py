@@ -111,7 +111,7 @@ def _of_memory(one: ShardAnswers) -> Iterator[Finding]:
             f"shard {one.shard} takes {shard.memory_bytes / MIB:.0f} of the {shard.max_memory_bytes / MIB:.0f} MiB"
             " that it may: what goes beyond is refused with OutOfMemory",
             "psstore-server --max-memory, for all shards of the host, or more --shards on more hosts"
-            " (psstore plan says how much a model needs)",
+            " (psstore plan --workers N says how much a model needs, and gradients that wait)",
         )
 
 
