@@ -59,12 +59,22 @@ def test_the_table_shows_each_shard_and_the_balance() -> None:
     assert "largest shard / mean: 1.0000" in result.stdout
 
 
+@pytest.mark.parametrize("width", ["80", "40"])
+def test_figures_are_whole_in_a_narrow_terminal(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    lines = plan("vgg16", "--state-buffers", "2", "--compensated", "3").stdout.splitlines()
+    assert [line.split()[1:12:2] for line in lines if line.startswith("│")] == [
+        ["0", "276,715,008", "276.7", "553.4", "830.1", "1064"],
+        ["1", "276,715,168", "276.7", "553.4", "830.1", "1067"],
+    ]
+
+
 def test_compensated_gradients_take_a_value_of_each_worker_more_at_most() -> None:
     alone, planned = (json.loads(plan("resnet50", *flags, "--json").stdout) for flags in ((), ("--compensated", "3")))
     assert alone["base_bytes"] == 0
     assert planned["base_bytes"] == 3 * planned["bytes"] == 3 * alone["bytes"]
     assert [shard["base_bytes"] for shard in planned["shards"]] == [3 * shard["bytes"] for shard in alone["shards"]]
-    assert "bases, MB" in plan("resnet50", "--compensated", "3").stdout
+    assert "bases," in plan("resnet50", "--compensated", "3").stdout
     assert "bases" not in plan("resnet50").stdout
 
 
@@ -122,7 +132,7 @@ def test_the_optimizers_state_is_as_large_as_the_values_for_each_of_its_buffers(
     assert planned["standby_bytes"] == 3 * planned["bytes"]
     assert [shard["state_bytes"] for shard in planned["shards"]] == [2 * shard["bytes"] for shard in planned["shards"]]
     shown = plan("resnet50", "--state-buffers", "2", "--standbys", "1").stdout
-    assert "state, MB" in shown
+    assert "state," in shown
     assert "standbys: 306.7 MB of values and state more" in shown
     assert "state" not in plan("resnet50").stdout
 

@@ -189,6 +189,9 @@ def _choose(shapes: Path | None, model: str | None) -> Mapping[str, Shape]:
 
 BAR_WIDTH = 30
 
+BORDER = 3
+"""What a table takes for each column beside its text: a line, and a space on each side."""
+
 
 def _of_memory(planned: Plan) -> str:
     fullest = max(planned.shards, key=lambda shard: shard.memory_bytes)
@@ -202,13 +205,15 @@ def _of_memory(planned: Plan) -> str:
 def _of_standbys(planned: Plan) -> str:
     if not planned.standby_bytes:
         return ""
-    kinds = ["values", *(["state"] if planned.state_bytes else []), *(["bases"] if planned.base_bytes else [])]
-    held = f"{planned.standby_bytes / 1e6:,.1f} MB of {' and '.join(kinds)}"
+    *others, last = ["values", *["state"] * bool(planned.state_bytes), *["bases"] * bool(planned.base_bytes)]
+    kinds = f"{', '.join(others)} and {last}" if others else last
+    held = f"{planned.standby_bytes / 1e6:,.1f} MB of {kinds}"
     sent = f"each worker's {planned.bytes / 1e6:,.1f} MB of gradients is sent on in a step, and waits there, too"
     return f"\nstandbys: {held} more; on the shard's host they see what is pushed, on others {sent}"
 
 
 def _show(planned: Plan, title: str, dtype: str) -> None:
+    from rich.bar import Bar
     from rich.console import Console
     from rich.table import Table
 
@@ -223,20 +228,24 @@ def _show(planned: Plan, title: str, dtype: str) -> None:
         "state, MB": [shard.state_bytes for shard in planned.shards],
         "bases, MB at most": [shard.base_bytes for shard in planned.shards],
     }
-    counted = {heading: sizes for heading, sizes in optional.items() if any(sizes)}
-    for heading in ("shard", "bytes", "MB", *counted, "slices", "tensors"):
-        table.add_column(heading, justify="right")
-    table.add_column("load")
+    columns = {
+        "shard": [str(number) for number in range(len(planned.shards))],
+        "bytes": [f"{shard.bytes:,}" for shard in planned.shards],
+        "MB": [f"{shard.bytes / 1e6:,.1f}" for shard in planned.shards],
+        **{heading: [f"{size / 1e6:,.1f}" for size in sizes] for heading, sizes in optional.items() if any(sizes)},
+        "slices": [str(shard.slices) for shard in planned.shards],
+        "tensors": [str(shard.tensors) for shard in planned.shards],
+    }
+    # Each column is as wide as its widest word, so that no figure is cut; the bar has what is left.
+    widths = [max(map(len, (*heading.split(), *figures))) for heading, figures in columns.items()]
+    taken = sum(width + BORDER for width in widths) + BORDER + 1
+    console = Console()
+    bar_width = min(BAR_WIDTH, max(console.width - taken, len("load")))
+    console.width = max(console.width, taken + bar_width)
+    for heading, width in zip(columns, widths, strict=True):
+        table.add_column(heading, justify="right", width=width)
+    table.add_column("load", width=bar_width)
     largest = max(shard.bytes for shard in planned.shards) or 1
-    for number, shard in enumerate(planned.shards):
-        bar = "█" * round(BAR_WIDTH * shard.bytes / largest)
-        table.add_row(
-            str(number),
-            f"{shard.bytes:,}",
-            f"{shard.bytes / 1e6:,.1f}",
-            *(f"{sizes[number] / 1e6:,.1f}" for sizes in counted.values()),
-            str(shard.slices),
-            str(shard.tensors),
-            f"[cyan]{bar}[/]",
-        )
-    Console().print(table)
+    for shard, *figures in zip(planned.shards, *columns.values(), strict=True):
+        table.add_row(*figures, Bar(largest, 0, shard.bytes, color="cyan"))
+    console.print(table)
