@@ -70,6 +70,19 @@ def test_ls_of_nothing_says_so(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'nowhere'} has no checkpoints\n")
 
 
+def test_ls_of_a_version_that_is_not_there_says_so(place: Path) -> None:
+    result = checkpoint("ls", f"{place}@8")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no complete checkpoint of version 8" in result.stderr
+    assert "unfinished" in checkpoint("ls", f"{place}@11").stdout
+
+
+def test_verify_of_all_where_there_are_none_says_so(place: Path) -> None:
+    result = checkpoint("verify", "--all", f"{place}/typo")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{place}/typo has no complete checkpoint; check the URL" in result.stderr
+
+
 def test_verify_says_what_is_right(place: Path) -> None:
     for url, version in ((place, 9), (f"{place}@latest", 9), (f"{place}@7", 7)):
         result = checkpoint("verify", url)
@@ -142,6 +155,10 @@ def test_import_reads_names_from_a_file(tmp_path: Path) -> None:
     result = checkpoint(*command, "--names", tmp_path / "names")
     assert result.exit_code == 0
     assert result.stdout.endswith("rules: sgd, assign\n")
+    (tmp_path / "names").write_bytes(b"w\xff\n")
+    result = checkpoint(*command, "--names", tmp_path / "names")
+    assert result.exit_code == 2
+    assert "expected names of parameters, one a line, in UTF-8" in result.stderr
 
 
 def test_import_refuses_what_it_does_not_understand(place: Path, tmp_path: Path) -> None:

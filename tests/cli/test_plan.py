@@ -158,6 +158,7 @@ def test_shapes_come_from_a_file_and_may_be_empty_or_0_d(tmp_path: Path) -> None
         ('{"weight": [2, "3"]}', "shape of 'weight'"),
         ('{"weight": [2, -3]}', "none negative"),
         ("{", "Expecting property name"),
+        pytest.param(100_000 * "[", "is nested too deep: expected an object", id="deep"),
     ],
 )
 def test_a_file_that_holds_no_shapes_is_refused_with_the_reason(tmp_path: Path, content: str, sentence: str) -> None:

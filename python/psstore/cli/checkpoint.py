@@ -61,9 +61,13 @@ def list_checkpoints(
     url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False
 ) -> None:
     """List the checkpoints of a place, the oldest first."""
+    from psstore.checkpoint.reader import read_manifest
+
     with _said():
         opened = _open(url)
         place = opened.place
+        if opened.version is not None and opened.version not in place.folders():
+            read_manifest(place.storage, opened.version)  # raises, unless it has come meanwhile
         found = place.list() if opened.version is None else [place.look_at(opened.version)]
         lines = [_line(one) for one in found]
         if as_json:
@@ -85,7 +89,7 @@ def verify(
     with _said():
         place, version = _open(url)
         if every:
-            versions = [one.version for one in place.list() if one.status != UNFINISHED]
+            versions = [one.version for one in place.list() if one.status != UNFINISHED] or [place.latest()]
         else:
             versions = [place.latest() if version is None else version]
         wrong = 0
@@ -181,7 +185,7 @@ def import_from(
             model,
             optimizer=optimizer,
             rule=rule,
-            names=[line for line in names.read_text().splitlines() if line] if names is not None else None,
+            names=_names_in(names) if names is not None else None,
             version=version,
             allow_pickle=allow_pickle,
         )
@@ -189,6 +193,13 @@ def import_from(
         rules = ", ".join(dict.fromkeys(tensor.spec.rule for tensor in imported.tensors)) or "none"
         count = f"{len(imported.tensors)} tensors, {manifest.num_bytes:,} bytes"
         typer.echo(f"{opened.place.storage.url}@{version}: {count}, rules: {rules}")
+
+
+def _names_in(file: Path) -> list[str]:
+    try:
+        return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except UnicodeDecodeError as error:
+        fail(f"{file}: {error}; expected names of parameters, one a line, in UTF-8")
 
 
 @contextmanager

@@ -107,10 +107,13 @@ def plan_of(
     )
 
 
+EXPECTED = 'expected an object of shapes by name: {"fc.weight": [10, 128], "fc.bias": [10]}'
+
+
 def shapes_in(content: Any) -> dict[str, Shape]:
     """From {"name": [2, 3], ...}. Raises ValueError with what is wrong."""
     if not isinstance(content, dict) or not content:
-        raise ValueError('expected an object of shapes by name: {"fc.weight": [10, 128], "fc.bias": [10]}')
+        raise ValueError(EXPECTED)
     for name, shape in content.items():
         if not isinstance(shape, list) or not all(type(dim) is int for dim in shape):
             raise ValueError(f"shape of {name!r} is {shape!r}; expected a list of integers")
@@ -185,6 +188,8 @@ def _choose(shapes: Path | None, model: str | None) -> Mapping[str, Shape]:
         return shapes_in(json.loads(shapes.read_text()))
     except (OSError, ValueError) as error:
         fail(f"{shapes}: {error}")
+    except RecursionError:
+        fail(f"{shapes} is nested too deep: {EXPECTED}")
 
 
 BAR_WIDTH = 30
