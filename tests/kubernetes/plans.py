@@ -19,11 +19,12 @@ PLANS = {
         gpus=2,
         grace_s=45,
     ),
-    "standbys": KubernetesPlan(image="i", command=TRAIN, shards=3, standbys=1, workers="2:5", mode="async", stay=True),
+    "standbys": KubernetesPlan(image="i", command=TRAIN, shards=3, standbys=1, workers="5", mode="async", stay=True),
     "certificates": KubernetesPlan(
         image="i",
         command=TRAIN,
         shards=2,
+        workers="2:5",
         tls_secret="store-tls",
         checkpoint="gs://bucket/run",
         token_secret="another",

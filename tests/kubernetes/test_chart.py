@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import psstore
 from psstore.cli.main import app
 from psstore.launch.kubernetes.manifests import manifests
-from psstore.launch.kubernetes.plan import KubernetesPlan
+from psstore.launch.kubernetes.plan import LONGEST_SECRET, QUANTITY, SECRET, KubernetesPlan
 from tests.kubernetes.plans import PLANS
 
 yaml = pytest.importorskip("yaml")
@@ -105,6 +105,8 @@ def test_the_two_ways_that_are_shown_make_the_same_objects(helm: str, repository
         ({"standbys": 2}, "standbys"),
         ({"workers": "many"}, "workers"),
         ({"mode": "fast"}, "mode"),
+        ({"workers": "2:4", "mode": "ssp"}, "mode"),
+        ({"checkpointEvery": "1.5"}, "checkpointEvery"),
         ({"checkpoint": "/shared/run"}, "checkpoint"),
         ({"tlsClientSecret": "worker"}, "tlsSecret"),
         ({"shardMemory": "much"}, "shardMemory"),
@@ -139,6 +141,9 @@ def test_values_are_those_of_a_plan_and_so_is_what_they_are_by_themselves(chart:
     assert found == json.loads(json.dumps(least))
     schema = json.loads((chart / "values.schema.json").read_text())
     assert schema["properties"].keys() - {"global"} == found.keys()
+    assert schema["definitions"]["quantity"]["pattern"] == QUANTITY
+    name = schema["definitions"]["name"]
+    assert (name["pattern"], name["maxLength"]) == (SECRET, LONGEST_SECRET)
 
 
 def test_the_chart_has_the_version_of_the_package(chart: Path) -> None:

@@ -6,11 +6,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from psstore.config import resolve
 from psstore.errors import BadArgument
+from psstore.server.settings import ServerSettings
 from psstore.types import parse_workers
 
 LONGEST_NAME = 63
 """Letters of a host's name: RFC 1035's label."""
+
+SECRET = "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
+LONGEST_SECRET = 253
+"""Name of a secret: RFC 1123's subdomain."""
+
+QUANTITY = "^[0-9]+(\\.[0-9]+)?(m|k|[MGTPE]i?|Ki)?$"
+"""Memory or processors, as Kubernetes writes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +63,9 @@ class KubernetesPlan:
     """How long a pod that is to end may take: to write a checkpoint, or to end a step."""
 
     def check(self) -> None:
-        """Raises BadArgument for what can't be rendered."""
+        """Raises BadArgument for what can't be rendered, or what no store would begin with."""
+        if not self.image:
+            raise BadArgument("say which image has psstore[metrics] and the training script")
         if self.shards < 1 or self.grace_s < 1 or self.gpus < 0:
             raise BadArgument("shards and grace are at least 1, gpus at least 0")
         if self.standbys not in (0, 1):
@@ -67,7 +78,29 @@ class KubernetesPlan:
             )
         if self.tls_client_secret is not None and self.tls_secret is None:
             raise BadArgument("tls_client_secret is for a store with a certificate: say whose, by tls_secret")
+        told = {"workers": self.workers, "mode": self.mode, "checkpoint_every": self.checkpoint_every}
+        settings = resolve(ServerSettings, flags=told, file=None, environ={}).settings
+        settings.consistency()
+        settings.checkpoint_interval()
+        self._check_quantities()
+        self._check_secrets()
         self._check_name()
+
+    def _check_quantities(self) -> None:
+        for what in ("shard_memory", "shard_cpu", "worker_memory", "worker_cpu"):
+            quantity = getattr(self, what)
+            if re.fullmatch(QUANTITY, quantity) is None:
+                raise BadArgument(f"{what} is {quantity!r}; expected a quantity of Kubernetes, as 8Gi or 500m")
+
+    def _check_secrets(self) -> None:
+        optional = (self.tls_secret, self.tls_client_secret)
+        named = (self.token_secret, self.worker_token_secret, *self.env_secrets)
+        for name in (*named, *(one for one in optional if one is not None)):
+            if re.fullmatch(SECRET, name) is None or len(name) > LONGEST_SECRET:
+                raise BadArgument(
+                    f"{name!r} is no secret's name: expected lower-case letters, digits, dashes and dots,"
+                    f" {LONGEST_SECRET} at most"
+                )
 
     def _check_name(self) -> None:
         longest = f"{self.name}-workers-worker-0-{self.num_workers - 1}-abcde"  # a worker's pod, as JobSet names it
