@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import FollowingReader, LocalStore
+from psstore.cli import relay as relay_command
 from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
 from psstore.errors import DeadlineExceeded, PsstoreError
@@ -29,6 +31,7 @@ F32 = np.float32
 NUM_SCHEDULES = 60
 ELEMS = 150_000
 """Three slices."""
+LATE = DeadlineExceeded("no answer")
 
 
 class Chain:
@@ -57,20 +60,26 @@ class Chain:
             chosen = self.draw.sample(trained, self.draw.randint(0, len(trained)))
             self.trainer.publish({name: self.trainer.pull(name) + F32(1) for name in chosen})
 
-    def pass_on(self) -> None:
-        """By each relay that has something new to pass on, or loses its reader and begins anew."""
+    def pass_on(self, *, may_fail: bool = True) -> None:
+        """By each relay that has something new to pass on, or loses its reader and begins anew, or fails halfway."""
         for place, relay in enumerate(self.relays):
             if self.draw.random() < 0.1:
                 self.readers[place] = FollowingReader(self.stores[place].connect(role="client"), None, None)
             try:
-                relay.publish(self.readers[place].next(timeout_s=0.0))
+                version = self.readers[place].next(timeout_s=0.0)
             except DeadlineExceeded:
                 continue
+            if may_fail and self.draw.random() < 0.2:
+                late = mock.patch.object(relay._own._operations, "commit", side_effect=LATE)
+                with late, pytest.raises(DeadlineExceeded):
+                    relay.publish(version)
+            else:
+                relay.publish(version)
 
     def check(self) -> None:
         """All that is trained is at the end of the chain as it is at its beginning, and says of which version it is."""
         self.trainer.publish({"end": np.ones(1, F32)})
-        self.pass_on()
+        self.pass_on(may_fail=False)
         end = self.readers[-1].verify().values
         assert end[RELAYED] == [self.trainer.version]
         names = set(self.trainer.keys())
@@ -94,6 +103,24 @@ def test_whatever_relays_miss_their_readers_have_the_same_bits(seed: int) -> Non
                 chain.pass_on()
         chain.check()
         chain.close()
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_a_version_that_its_store_did_not_take_in_time_is_passed_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if no newer one comes."""
+    monkeypatch.setattr(relay_command, "LOOK_S", 0.1)
+    monkeypatch.setattr(relay_command, "AGAIN_S", 0.0)
+    server = mock.Mock()
+    type(server).has_ended = mock.PropertyMock(side_effect=[False, False, True, True])
+    with clusters("tcp") as start, LocalStore() as near:
+        followed, own = start(), near.connect(rank=0)
+        followed.connect(rank=0).publish({"x": np.ones(4, F32)})
+        relay, publish = Relay(own), own.publish
+        monkeypatch.setattr(own, "publish", mock.Mock(side_effect=[LATE, mock.DEFAULT], wraps=publish))
+        for _ in range(2):
+            relay_command._follow(followed.url, None, relay, server)
+        assert_array_equal(own.pull("x"), np.ones(4, F32))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

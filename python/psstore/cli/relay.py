@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -83,7 +82,7 @@ def _environ() -> dict[str, str]:
 
 
 def _follow(url: str, dtype: str | None, relay: Relay, server: ServerProcess) -> None:
-    """Passes versions on until the store there is out of reach, or the one here has ended. Raises what is wrong with
+    """Passes versions on until one of the stores is out of reach, or the one here has ended. Raises what is wrong with
     what was asked for, and with the store here."""
     from psstore.client.follow import follow
     from psstore.errors import AvailabilityError, DeadlineExceeded
@@ -91,8 +90,11 @@ def _follow(url: str, dtype: str | None, relay: Relay, server: ServerProcess) ->
     try:
         with follow(url, dtype=dtype) as reader:
             while not server.has_ended:
-                with contextlib.suppress(DeadlineExceeded):
-                    relay.publish(reader.next(timeout_s=LOOK_S))
+                try:
+                    version = reader.next(timeout_s=LOOK_S)
+                except DeadlineExceeded:
+                    continue
+                relay.publish(version)  # out here, as its own DeadlineExceeded is a failure: all is read and sent anew
     except AvailabilityError as error:
         _log.warning("%s; what is here stays", error.message)
         time.sleep(AGAIN_S)

@@ -28,9 +28,10 @@ class Relay:
         """`own`: its only worker's."""
         self._own = own
         self._forms: dict[str, tuple[tuple[int, ...], str]] = {}
-        """Shape and dtype of what is published, by name."""
+        """Shape and dtype of what the own store may have, by name."""
         self._is_whole = False
-        """The own store has all of what was published last: it has not gone back or on since."""
+        """The own store has all of the version before, and nothing else: that one was published, and the store has not
+        gone back or on since."""
 
     def publish(self, version: Version) -> int:
         """Has the own store become that version, all of it at once, and returns its number there. What the followed
@@ -41,18 +42,20 @@ class Relay:
                 return self._publish(version)
             except RolledBack as error:
                 _log.warning("%s; all of it is published there again", error.message)
-                self._is_whole = False
                 self._own.reconnect()
 
     def _publish(self, version: Version) -> int:
+        # If this fails, the next version does not say what has changed in this one: all of it is published then.
+        is_whole, self._is_whole = self._is_whole, False
         forms = {name: (value.shape, value.dtype.str) for name, value in version.values.items()}
         self._drop(name for name, form in self._forms.items() if forms.get(name) != form)
-        changed = version.changed | (forms.keys() - self._forms.keys()) if self._is_whole else forms.keys()
+        changed = version.changed | (forms.keys() - self._forms.keys()) if is_whole else forms.keys()
         values = {name: _as_stored(version.values[name]) for name in changed}
         if RELAYED not in version.values:
             values[RELAYED] = np.array([version.number], np.float64)
+        self._forms = forms  # as early as this, since a failure may leave new tensors there
         number = self._own.publish(values)
-        self._forms, self._is_whole = forms, True
+        self._is_whole = True
         return number
 
     def _drop(self, names: Iterable[str]) -> None:
