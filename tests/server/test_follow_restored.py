@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -13,12 +16,12 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
-from psstore.errors import StoreUnreachable
+from psstore.errors import RolledBack, StoreUnreachable
 from psstore.server.other_member import refuses
 from tests.server.test_checkpoints import SHAPES, served, step, training
 from tests.support.cluster import PATIENCE_S
 from tests.support.free_ports import free_ports
-from tests.support.server_process import END_S, eventually
+from tests.support.server_process import END_S, StoreProcess, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -56,3 +59,36 @@ def test_a_reader_of_a_store_that_goes_back_reads_it_whole_and_says_so(tmp_path:
                 later = reader.next()
                 assert (later.number, later.restored) == (2, False)
                 reader.verify()
+
+
+def test_who_follows_over_a_connection_made_anew_has_nothing_of_the_life_before(tmp_path: Path) -> None:
+    """Whose versions had the same numbers."""
+
+    def full(number: float) -> np.ndarray[Any, Any]:
+        return np.full(4, number, np.float32)
+
+    async def follow(url: str, pid: int) -> None:
+        with psstore.connect(url, rank=0) as worker, psstore.connect(url, role="client") as reader:
+            async with await psstore.connect_async(url, role="client") as awaited:
+                worker.publish({"a": full(1), "b": full(1)})
+                worker.checkpoint()
+                worker.publish({"b": full(2)})
+                versions, awaited_versions = reader.follow(["a", "b"]), awaited.follow(["a", "b"])
+                assert next(versions).number == (await anext(awaited_versions)).number == 2
+                os.kill(pid, signal.SIGKILL)
+                for blocking in (worker, reader):
+                    with pytest.raises(RolledBack):
+                        blocking.pull("a")
+                    blocking.reconnect()
+                with pytest.raises(RolledBack):
+                    await awaited.pull("a")
+                await awaited.reconnect()
+                worker.publish({"b": full(7)})
+                worker.publish({"a": full(5)})
+                for version in (next(versions), await anext(awaited_versions)):
+                    assert (version.number, version.restored) == (3, True)
+                    assert_array_equal(version.values["a"], full(5))
+                    assert_array_equal(version.values["b"], full(7))
+
+    with StoreProcess("--checkpoint", str(tmp_path), "--checkpoint-every", "1000000", "--restarts", "1") as served:
+        asyncio.run(follow(served.url, served.shard_pids()[0]))

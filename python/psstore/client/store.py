@@ -463,11 +463,14 @@ class Store(_Face):
     ) -> Iterator[Version]:
         """Yields whole versions of these tensors as they come, the newest there is each time, and says how many were
         skipped. Only what changes is sent; each version's values are arrays of its own (`psstore.follow` does without
-        these copies). `dtype`: as there. Raises DeadlineExceeded when there is no newer one for `wait_s` (default: the
-        store's)."""
-        copies = Copies(names, dtype)
+        these copies). After `reconnect` all of it comes anew, and `restored` is true. `dtype`: as there. Raises
+        DeadlineExceeded when there is no newer one for `wait_s` (default: the store's)."""
+        copies, operations = Copies(names, dtype), self._operations
         while True:
-            yield _own_values(self._run(copies.advance(self._operations, wait_s=wait_s)))
+            if operations is not self._operations:  # after `reconnect` other versions may have the same numbers
+                copies.forget()
+                operations = self._operations
+            yield _own_values(self._run(copies.advance(operations, wait_s=wait_s)))
 
     def reconnect(self) -> None:
         """Ends this connection and makes another one, as the same worker, to what is at the store's address now: to go
@@ -556,9 +559,12 @@ class AsyncStore(_Face):
     async def follow(
         self, names: Sequence[str], *, dtype: str | None = None, wait_s: float | None = None
     ) -> AsyncIterator[Version]:
-        copies = Copies(names, dtype)
+        copies, operations = Copies(names, dtype), self._operations
         while True:
-            advance = self._submit(copies.advance(self._operations, wait_s=wait_s))
+            if operations is not self._operations:  # as in Store.follow
+                copies.forget()
+                operations = self._operations
+            advance = self._submit(copies.advance(operations, wait_s=wait_s))
             yield _own_values(await asyncio.wrap_future(advance))
 
     follow.__doc__ = Store.follow.__doc__
