@@ -119,6 +119,7 @@ def test_a_version_that_does_not_come_leaves_the_model_as_it_was(vllm: Serving, 
     values["embed.weight"] = values["embed.weight"] + 1
     update(engine, store.publish({"embed.weight": values["embed.weight"]}))
     assert serves(served, values)
+    assert served.loaded == ["embed.weight"]
     engine.shutdown()
 
 
@@ -138,6 +139,34 @@ def test_what_cannot_be_loaded_leaves_nothing_undefined_and_comes_again(vllm: Se
     served.fails_at = None
     update(engine, version)
     assert serves(served, values)
+    engine.shutdown()
+
+
+def test_what_came_to_a_call_that_was_interrupted_is_loaded_by_the_next(
+    vllm: Serving, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = FusedModel()
+    store = cluster.connect(rank=0)
+    values = detached(trained_model())
+    engine = vllm.engine(served)
+    engine.init_transfer_engine(engine.init_info_cls(url=cluster.url))
+    version = store.publish(values)
+    follows = engine._reader.next
+
+    def interrupted(**options: Any) -> None:
+        follows(**options)
+        raise KeyboardInterrupt
+
+    engine.start_weight_update()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._reader, "next", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.update_weights({"version": version, "timeout_s": PATIENCE_S})
+    update(engine, version)
+    assert serves(served, values)
+    values["embed.weight"] = values["embed.weight"] + 1
+    update(engine, store.publish({"embed.weight": values["embed.weight"]}))
+    assert served.loaded == ["embed.weight"]
     engine.shutdown()
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import psstore.torch
-from psstore.errors import ShapeMismatch, UnknownTensor
+from psstore.errors import DeadlineExceeded, ShapeMismatch, UnknownTensor
 from psstore.torch import DistributedOptimizer, Follower
+from psstore.torch.follower import as_tensor
 from tests.support.cluster import PATIENCE_S, Cluster, clusters
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -70,11 +72,33 @@ def test_what_has_not_changed_is_not_touched(cluster: Cluster) -> None:
     with Follower(copy, cluster.url) as follower:
         follower.update()
         before = {name: parameter._version for name, parameter in copy.named_parameters()}
+        with pytest.raises(DeadlineExceeded):
+            follower.update(timeout_s=0.01)
         trainer.step()
         follower.update()
         touched = {name for name, parameter in copy.named_parameters() if parameter._version != before[name]}
     assert "0.weight" in touched
     assert "0.bias" not in touched
+
+
+@pytest.mark.parametrize("where", ["before the first tensor", "after it"])
+def test_an_update_that_is_interrupted_is_ended_by_the_next(
+    cluster: Cluster, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(cluster)
+    copy = model_of()
+    with Follower(copy, cluster.url) as follower:
+        follower.update()
+        trainer.step()
+        with monkeypatch.context() as patched:
+            before = [mock.DEFAULT] if where == "after it" else []
+            interrupted = mock.Mock(wraps=as_tensor, side_effect=[*before, KeyboardInterrupt])
+            patched.setattr("psstore.torch.follower.as_tensor", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                follower.update()
+        with pytest.raises(DeadlineExceeded):
+            follower.update(timeout_s=0.01)
+        assert all(map(torch.equal, copy.parameters(), trainer.model.parameters()))
 
 
 def test_another_models_shapes_are_named_all_at_once(cluster: Cluster) -> None:

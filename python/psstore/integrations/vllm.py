@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 
 from psstore.client.first_tensors import RELAYED
 from psstore.client.follow import FollowingReader, follow
-from psstore.errors import UsageError
+from psstore.errors import DeadlineExceeded, UsageError
 from psstore.torch.follower import as_tensor
 from psstore.torch.parameters import STORED_AS
 from psstore.torch.warnings import dtype_name
@@ -62,8 +62,8 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
         super().__init__(config, vllm_config, device, model)
         self._reader: FollowingReader | None = None
         self._prefix = ""
-        self._changed: set[str] = set()
-        """Tensors that the model does not have yet as they are in the reader."""
+        self._changed: set[str] | None = set()
+        """Tensors that the model does not have yet as they are in the reader; None: it may be any of them."""
 
     def init_transfer_engine(self, init_info: StoreInitInfo) -> None:
         """Connects. Raises what `psstore.follow` raises."""
@@ -84,7 +84,7 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
         """
         reader = self._opened()
         while reader.version is None or _version_of(reader) < update_info.version:
-            self._changed |= reader.next(timeout_s=update_info.timeout_s).changed
+            self._advance(reader, update_info.timeout_s)
         if _version_of(reader) > update_info.version and self.parallel_config.world_size > 1:
             raise UsageError(
                 f"version {update_info.version} was asked for, and the store is at {_version_of(reader)}: the workers"
@@ -92,9 +92,10 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
                 " update_weights"
             )
         ours = self._of_model(reader.values)
-        blocks = {_block_of(name) for name in self._of_model(dict.fromkeys(self._changed))}
+        changed = ours if self._changed is None else self._of_model(dict.fromkeys(self._changed))
+        blocks = {_block_of(name) for name in changed}
         self._load((name, as_tensor(ours[name])) for name in ours if _block_of(name) in blocks)
-        self._changed.clear()
+        self._changed = set()
 
     def finish_weight_update(self) -> None:
         """Does nothing: `receive_weights` has ended the loading that it began."""
@@ -104,7 +105,7 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
         if self._reader is not None:
             self._reader.close()
         self._reader = None
-        self._changed.clear()
+        self._changed = set()
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
@@ -113,6 +114,15 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
             "what trains with a store has nothing to send: its optimizer's step, or psstore.torch.publish, has written"
             " the weights; call update_weights with the version"
         )
+
+    def _advance(self, reader: FollowingReader, timeout_s: float) -> None:
+        changed, self._changed = self._changed, None  # until it is known: an interrupt may lose what came
+        try:
+            version = reader.next(timeout_s=timeout_s)
+        except DeadlineExceeded:
+            self._changed = changed
+            raise
+        self._changed = None if changed is None else changed | version.changed
 
     def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Has vLLM load them, layer by layer. A layer of which nothing comes keeps its weights; if loading raises, so

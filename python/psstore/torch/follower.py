@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,7 @@ from psstore.client.changes import Version
 from psstore.client.connect import connect
 from psstore.client.follow import FollowingReader, await_tensors
 from psstore.client.store import Store
-from psstore.errors import ShapeMismatch
+from psstore.errors import DeadlineExceeded, ShapeMismatch
 from psstore.torch.parameters import STORED_AS, uncompiled
 from psstore.torch.warnings import dtype_name
 
@@ -49,6 +49,8 @@ class Follower:
             raise
         dtypes = {one: dtype_name(t.dtype) for one, t in self._tensors.items() if t.dtype in STORED_AS}
         self._reader = FollowingReader(store, list(self._tensors), dtypes)
+        self._is_taken = True
+        """False from before the reader goes on until the model has its values: Ctrl-C may come in between."""
 
     @property
     def version(self) -> int | None:
@@ -59,23 +61,36 @@ class Follower:
         """Makes the model what the newest version is: at once the first time, and then as soon as there is one after
         `version`. Tensors that have not changed are not touched; the others are written in place.
 
-        Raises what `FollowingReader.next` raises; the model is as it was then.
+        Raises what `FollowingReader.next` raises; the model is as it was then. After Ctrl-C some of it may be new, and
+        the next call first brings the rest.
         """
-        return self._take(self._reader.next(timeout_s=timeout_s))
+        return self._take(lambda: self._reader.next(timeout_s=timeout_s))
 
     def verify(self, *, timeout_s: float | None = None) -> Version:
         """`FollowingReader.verify`; the model is of the version that was looked at."""
-        return self._take(self._reader.verify(timeout_s=timeout_s))
+        return self._take(lambda: self._reader.verify(timeout_s=timeout_s))
 
     def close(self) -> None:
         """Disconnects. The model stays what it is."""
         self._reader.close()
 
-    @torch.no_grad()
-    def _take(self, version: Version) -> Version:
-        for name in version.changed:
-            self._tensors[name].copy_(as_tensor(version.values[name]))
+    def _take(self, read: Callable[[], Version]) -> Version:
+        if not self._is_taken:
+            self._copy(self._reader.values)
+        self._is_taken = False
+        try:
+            version = read()
+        except DeadlineExceeded:
+            self._is_taken = True
+            raise
+        self._copy({name: version.values[name] for name in version.changed})
+        self._is_taken = True
         return version
+
+    @torch.no_grad()
+    def _copy(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        for name, value in values.items():
+            self._tensors[name].copy_(as_tensor(value))
 
     def __enter__(self) -> Follower:
         return self
