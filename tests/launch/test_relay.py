@@ -20,7 +20,7 @@ from psstore import FollowingReader, LocalStore
 from psstore.cli import relay as relay_command
 from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
-from psstore.errors import DeadlineExceeded, PsstoreError
+from psstore.errors import DeadlineExceeded, PsstoreError, StoreUnreachable
 from psstore.launch.relay import Relay
 from tests.support.between_frames import between_frames
 from tests.support.cluster import PATIENCE_S, SHM, clusters
@@ -32,6 +32,7 @@ NUM_SCHEDULES = 60
 ELEMS = 150_000
 """Three slices."""
 LATE = DeadlineExceeded("no answer")
+SILENT = StoreUnreachable("no connection")
 
 
 class Chain:
@@ -141,7 +142,7 @@ def test_a_relay_in_half_precision_has_what_its_readers_would_have_of_the_store(
 
 @pytest.mark.sockets
 @pytest.mark.one_loop
-def test_a_relay_goes_on_with_its_own_store() -> None:
+def test_a_relay_goes_on_with_its_own_store_though_that_is_out_of_reach_at_first() -> None:
     with LocalStore() as followed, StoreProcess() as own, psstore.connect(own.url, rank=0) as there:
         trainer, relay = followed.connect(rank=0), Relay(there)
         reader = FollowingReader(followed.connect(role="client"), None, None)
@@ -149,6 +150,9 @@ def test_a_relay_goes_on_with_its_own_store() -> None:
         relay.publish(reader.next())
         assert reshard(own.url, 2, timeout_s=PATIENCE_S).returncode == 0
         trainer.publish({"x": np.full(4, 2.0, F32)})
+        with mock.patch.object(there, "_again", side_effect=SILENT), pytest.raises(StoreUnreachable):
+            relay.publish(reader.next())
+        trainer.publish({})
         relay.publish(reader.next())
         with psstore.connect(own.url, role="client") as reading:
             assert_array_equal(reading.pull("x"), np.full(4, 2.0, F32))

@@ -13,7 +13,7 @@ from psstore import _core
 from psstore.client.changes import Version
 from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
-from psstore.errors import RolledBack, UnknownTensor
+from psstore.errors import RolledBack, StoreClosed, UnknownTensor
 
 _log = logging.getLogger("psstore.relay")
 
@@ -40,7 +40,7 @@ class Relay:
         while True:
             try:
                 return self._publish(version)
-            except RolledBack as error:
+            except (RolledBack, StoreClosed) as error:  # a store is closed where connecting to it anew has failed
                 _log.warning("%s; all of it is published there again", error.message)
                 self._own.reconnect()
 
