@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
 from psstore.cli.main import app
+from psstore.errors import StoreUnreachable
 from psstore.net.address import TcpAddress
-from psstore.net.baseline import RawLinks, listen, serve
+from psstore.net.baseline import RawLinks, listen, peer_here, serve
 from tests.support.cluster import StartCluster, clusters
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -85,6 +90,38 @@ def test_bench_says_what_to_do_without_a_store_or_a_peer() -> None:
         unreachable = bench(start().url, "--raw", nobody, *FEW)
     assert unreachable.exit_code == 3
     assert "psstore bench --serve" in unreachable.output
+
+
+def test_bench_says_that_a_peer_is_none(start: StartCluster) -> None:
+    url = start().url
+    wrong = bench(url, "--raw", url, *FEW)
+    assert wrong.exit_code == 3
+    assert f"what is at {url} is no peer, or has ended" in wrong.output
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 400 Bad Request"])
+def test_raw_links_say_that_a_peer_answers_otherwise(answer: bytes) -> None:
+    with listen(TcpAddress("127.0.0.1", 0)) as listener:
+        peer = TcpAddress("127.0.0.1", listener.getsockname()[1])
+        with closing(RawLinks(peer, 1)) as links:
+            connection, _ = listener.accept()
+            connection.sendall(answer)
+            connection.shutdown(socket.SHUT_WR)
+            with connection, pytest.raises(StoreUnreachable, match="is no peer, or has ended"):
+                links.up(memoryview(b"1234"))
+
+
+def test_the_peer_here_hears_no_ctrl_c_and_ends_with_who_started_it() -> None:
+    with peer_here(TcpAddress("127.0.0.1", 0)) as peer, closing(RawLinks(peer, 1)) as links:
+        links.up(memoryview(b"1234"))  # it runs
+        (process,) = [one for one in psutil.Process().children() if "psstore.net.baseline" in one.cmdline()]
+        assert os.getsid(process.pid) != os.getsid(0)
+    assert not process.is_running()
+    with listen(TcpAddress("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "psstore.net.baseline", str(listener.fileno())]
+        left_alone = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+    left_alone.communicate(timeout=60)
+    assert left_alone.returncode == 0
 
 
 def test_raw_links_move_what_does_not_divide_evenly() -> None:

@@ -30,6 +30,8 @@ from psstore.net.sockets import tune
 
 REQUEST = struct.Struct("<cQ")
 
+ALL_HERE = b"x"
+
 SCRATCH_BYTES = 64 << 20
 """What a peer receives into and sends from, again and again: more than most last-level caches, as a store's values
 are."""
@@ -44,7 +46,8 @@ class RawLinks:
     """Connections to one peer that share what is to be moved, as a store's shards do."""
 
     def __init__(self, peer: Address, count: int) -> None:
-        """Raises StoreUnreachable."""
+        """Raises StoreUnreachable, as what moves bytes does."""
+        self._peer = peer
         try:
             self._sockets = [_dial(peer) for _ in range(count)]
         except OSError as error:
@@ -67,6 +70,15 @@ class RawLinks:
             sock.close()
 
     def _each(self, move: Callable[[socket.socket, memoryview], None], data: memoryview) -> None:
+        try:
+            self._share_out(move, data)
+        except OSError as error:
+            raise StoreUnreachable(
+                f"what is at {self._peer} is no peer, or has ended ({error}); `psstore bench --serve` starts one there",
+                address=str(self._peer),
+            ) from error
+
+    def _share_out(self, move: Callable[[socket.socket, memoryview], None], data: memoryview) -> None:
         if len(data) <= SMALL_BYTES:
             move(self._sockets[0], data)
             return
@@ -106,12 +118,17 @@ def peer_here(like: Address) -> Iterator[Address]:
             if isinstance(at, TcpAddress):
                 at = TcpAddress(at.host, listener.getsockname()[1])
             command = [sys.executable, "-m", "psstore.net.baseline", str(listener.fileno())]
-            process = subprocess.Popen(command, pass_fds=[listener.fileno()])
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # Ctrl-C is for this process alone
+            )
         try:
             yield at
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 # ---- how ----
@@ -131,7 +148,10 @@ def _dial(peer: Address) -> socket.socket:
 def _up(sock: socket.socket, data: memoryview) -> None:
     sock.sendall(REQUEST.pack(b"u", len(data)))
     sock.sendall(data)
-    _receive(sock, memoryview(bytearray(1)))
+    answer = bytearray(1)
+    _receive(sock, memoryview(answer))
+    if answer != ALL_HERE:
+        raise ConnectionError("it answers what no peer does")
 
 
 def _down(sock: socket.socket, into: memoryview) -> None:
@@ -155,7 +175,7 @@ def _serve_one(connection: socket.socket) -> None:
                     connection.sendall(part)
                 left -= len(part)
             if direction == b"u":
-                connection.sendall(b"x")
+                connection.sendall(ALL_HERE)
 
 
 def _receive(sock: socket.socket, into: memoryview) -> None:
@@ -167,4 +187,5 @@ def _receive(sock: socket.socket, into: memoryview) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    threading.Thread(target=serve, args=[socket.socket(fileno=int(sys.argv[1]))], daemon=True).start()
+    sys.stdin.read()  # until who started this has ended, in whatever way
