@@ -291,6 +291,7 @@ def test_it_is_started_again_and_shards_do_without() -> None:
         assert eventually(lambda: "what answers /metrics has ended, and is started again" in process.log())
         assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
         assert process.stop() == 0
+        assert f"sync, 1 worker; metrics at {url}/metrics)" in process.output()
 
 
 def test_a_port_that_is_taken_is_said_at_the_start() -> None:

@@ -119,13 +119,14 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{str(self.workers).replace(':', ' to ')} workers"
+        metrics = "" if self.metrics is None else f"; metrics at {self.metrics}/metrics"
         if self.index is not None:
             what = "standby of shard" if self.standby else "shard"
             place = f"{what} {self.index} of {len(self.shards)} at {self.shards[self.index][-1 if self.standby else 0]}"
-            return f"psstore-server ready: {place} ({self.mode}, {workers})"
+            return f"psstore-server ready: {place} ({self.mode}, {workers}{metrics})"
         places = " ".join(_short(addresses) for addresses in self.shards)
         shards = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
-        return f"psstore-server ready: {self.url} ({shards}: {places}; {self.mode}, {workers})"
+        return f"psstore-server ready: {self.url} ({shards}: {places}; {self.mode}, {workers}{metrics})"
 
 
 def _short(addresses: tuple[str, ...]) -> str:
