@@ -188,6 +188,17 @@ def test_taken_port_is_named_with_its_owner_and_nothing_is_left(taken: int) -> N
 
 
 @pytest.mark.one_loop
+def test_no_other_port_is_advised_where_clients_are_told_which_it_is(tmp_path: Path) -> None:
+    port, token = free_ports(1), tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(32 * "t")
+    with socket.create_server(("127.0.0.1", port)):
+        places = f"127.0.0.1:{port},127.0.0.1:{port + 1}"
+        _, said = failed_start("--shards-at", places, "--shard-index", "0", "--token-file", str(token), port=None)
+    assert said.endswith(f"(process {psutil.Process().pid})\n")
+
+
+@pytest.mark.one_loop
 def test_off_loopback_it_needs_a_token_and_says_how_to_make_one() -> None:
     status, said = failed_start("--host", "0.0.0.0")
     assert status == NOT_STARTED

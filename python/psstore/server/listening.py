@@ -50,7 +50,7 @@ class Endpoint:
     def add_tcp(
         self, host: str, port: int, advertise: tuple[str, int | None], *, congestion_control: str | None, tls: bool
     ) -> None:
-        sock = bind_tcp(host, port, congestion_control)
+        sock = bind_tcp(host, port, congestion_control, flag=None if advertise[1] else "--port")
         self.sockets.append(sock)
         bound, port = sock.getsockname()[:2]
         self.addresses.append(TcpAddress(advertise[0], advertise[1] or port, tls))
@@ -105,8 +105,10 @@ def bind_shards(
     return list(endpoints.values())
 
 
-def bind_tcp(host: str, port: int, congestion_control: str | None = None, *, flag: str = "--port") -> socket.socket:
-    """A socket that listens there. `flag`: what says where. Raises BadArgument."""
+def bind_tcp(
+    host: str, port: int, congestion_control: str | None = None, *, flag: str | None = "--port"
+) -> socket.socket:
+    """A socket that listens there. `flag`: what says where; None: no other port would do. Raises BadArgument."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -121,7 +123,8 @@ def bind_tcp(host: str, port: int, congestion_control: str | None = None, *, fla
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise BadArgument(f"port {port} is taken by {describe_owner(port)}; use {flag} 0") from None
+            advice = "" if flag is None else f"; use {flag} 0"
+            raise BadArgument(f"port {port} is taken by {describe_owner(port)}{advice}") from None
         raise BadArgument(f"can't listen on {host} port {port}: {error.strerror}") from None
     return sock
 
