@@ -57,6 +57,16 @@ def commands(group: typer.core.TyperGroup, prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["status", "top", "trace", "bench", "doctor", "promote", "reshard --shards 2", "relay", "checkpoint save"],
+)
+def test_a_url_that_is_none_is_wrong_usage(command: str) -> None:
+    ran = CliRunner().invoke(app, [*command.split(), "nonsense"])
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "address 'nonsense': expected ps://host:port" in ran.stderr
+
+
 def test_the_help_of_each_command_ends_with_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)

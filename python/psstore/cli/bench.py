@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psstore.cli.choices import fail
+from psstore.cli.choices import checked_url, fail
 from psstore.cli.credentials import with_credentials
 from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.cli.model_shapes import MODELS, Shape
@@ -64,7 +64,8 @@ class Row:
 @with_credentials
 def bench(
     url: Annotated[
-        str | None, typer.Argument(help="ps://host:port or unix:///path of a shard (default: PSSTORE_URL).")
+        str | None,
+        typer.Argument(help="ps://host:port or unix:///path of a shard (default: PSSTORE_URL).", callback=checked_url),
     ] = None,
     model: Annotated[str, typer.Option(help=f"Whose tensors: {', '.join(MODELS)}.")] = "resnet50",
     megabytes: Annotated[int | None, typer.Option(min=1, help="One tensor of this size instead.")] = None,

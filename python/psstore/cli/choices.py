@@ -29,6 +29,18 @@ def consistency_of(mode: Mode, *, workers: int, backups: int, staleness: int, fe
         fail(error.message)
 
 
+def checked_url(url: str | None) -> str | None:
+    """A store's URL as it was given. Ends the command for one that is none: it was asked for wrongly."""
+    from psstore.net.address import parse_addresses
+
+    try:
+        if url and not url.startswith("local:"):
+            parse_addresses(url)
+    except PsstoreError as error:
+        fail(error.message)
+    return url
+
+
 def fail(message: str, *, exit_code: int = EXIT_USAGE) -> NoReturn:
     typer.echo(f"psstore: {message}", err=True)
     raise typer.Exit(exit_code)

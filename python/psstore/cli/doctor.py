@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from psstore.cli.choices import fail
+from psstore.cli.choices import checked_url, fail
 from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_FAILED
 
@@ -14,7 +14,10 @@ from psstore.exit_codes import EXIT_FAILED
 @with_credentials
 def doctor(
     url: Annotated[
-        str, typer.Argument(metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False, callback=checked_url
+        ),
     ] = "",
 ) -> None:
     """Find what is wrong with a store, or between here and there, and say what mends it."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from psstore.cli.choices import fail
+from psstore.cli.choices import checked_url, fail
 from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
 
@@ -26,7 +26,9 @@ _REFUSALS = {
 
 @with_credentials
 def promote(
-    url: Annotated[str, typer.Argument(help="Of the process that lives: ps://host:port, its own place.")],
+    url: Annotated[
+        str, typer.Argument(help="Of the process that lives: ps://host:port, its own place.", callback=checked_url)
+    ],
     force: Annotated[
         bool,
         typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psstore.cli.choices import fail
+from psstore.cli.choices import checked_url, fail
 from psstore.cli.credentials import with_credentials
 from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
@@ -30,7 +30,7 @@ _log = logging.getLogger("psstore.relay")
 @with_credentials
 def relay(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(help="Of the store to follow: ps://host:port.")],
+    url: Annotated[str, typer.Argument(help="Of the store to follow: ps://host:port.", callback=checked_url)],
     dtype: Annotated[
         str | None,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psstore.cli.choices import fail
+from psstore.cli.choices import checked_url, fail
 from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
 
@@ -30,7 +30,7 @@ LOOK_AGAIN_S = 0.1
 
 @with_credentials
 def reshard(
-    url: Annotated[str, typer.Argument(help="Of the store: ps://host:port or unix:///path.")],
+    url: Annotated[str, typer.Argument(help="Of the store: ps://host:port or unix:///path.", callback=checked_url)],
     shards: Annotated[int, typer.Option("--shards", min=1, max=1024, help="How many it is to go on with.")],
 ) -> None:
     """Have a store go on with another number of shards, while it is trained.
