@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -160,6 +162,19 @@ def test_who_asks_in_another_folder_is_told_that_nobody_notes_there(
     result = trace(server.url, tmp_path / "trace.json", "--patience", "0.3")
     assert result.exit_code == 1
     assert "rank 0 has noted nothing" in result.stderr
+
+
+def test_who_asks_first_is_told_that_somebody_else_has_asked(
+    server: StoreProcess, training: Training, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "psstore.cli.main", "trace", server.url, "--steps", "100000"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as first:
+        assert eventually((tmp_path / WANTED).exists)
+        second = trace(server.url, tmp_path / "second.json", "--steps", "5")
+        assert second.exit_code == 0, second.output
+        said = first.communicate(timeout=60)[1]
+    assert first.returncode == 1
+    assert said == f"psstore: another trace has begun in {tmp_path}: workers note for one at a time\n"
 
 
 def test_without_a_folder_it_is_said_what_is_missing(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:

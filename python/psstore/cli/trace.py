@@ -66,22 +66,26 @@ def trace(
 
 def collect(folder: Path, ranks: tuple[int, ...], num_steps: int, patience_s: float) -> dict[int, Steps]:
     """What workers note until all have noted so many whole steps, or that time is over. Raises OSError."""
-    from psstore.client.traced import WANTED, path_of
+    from psstore.client.traced import WANTED, path_of, who_asks
     from psstore.launch.timeline import read_spans, whole_steps
 
     for rank in ranks:
         path_of(folder, rank).unlink(missing_ok=True)  # of another time
     wanted = folder / WANTED
     wanted.touch()
+    own = who_asks(wanted)
     until = time.monotonic() + patience_s
     try:
         while True:
             workers = {rank: read_spans(folder, rank) for rank in ranks}
             if len(whole_steps(workers)) >= num_steps or time.monotonic() > until:
                 return workers
+            if who_asks(wanted) != own:
+                fail(f"another trace has begun in {folder}: workers note for one at a time", exit_code=EXIT_FAILED)
             time.sleep(LOOK_S)
     finally:
-        wanted.unlink(missing_ok=True)
+        if who_asks(wanted) == own:
+            wanted.unlink(missing_ok=True)
 
 
 def reason(workers: dict[int, Steps], folder: Path) -> str:

@@ -98,7 +98,7 @@ class SpanFile:
             return
         self._look_at = now + LOOK_S
         with self._giving_up():
-            asked = self._who_asks()
+            asked = who_asks(self._wanted)
             if asked == self._asked:
                 return
             self._asked = asked
@@ -131,12 +131,14 @@ class SpanFile:
         if file is not None:
             file.close()
 
-    def _who_asks(self) -> tuple[int, int] | None:
-        try:
-            there = self._wanted.stat()
-        except FileNotFoundError:
-            return None
-        return there.st_ino, there.st_mtime_ns
+
+def who_asks(wanted: Path) -> tuple[int, int] | None:
+    """Says who made that file last, or touched it; None: there is none."""
+    try:
+        there = wanted.stat()
+    except FileNotFoundError:
+        return None
+    return there.st_ino, there.st_mtime_ns
 
 
 def path_of(folder: Path, rank: int) -> Path:
