@@ -124,13 +124,21 @@ class Pair:
 
 
 def test_a_standby_follows_and_may_lead_once_its_shard_counts_on_it() -> None:
+    """Its shard says so when it has heard that the standby knows: until then it could not lead."""
     pair = Pair()
-    in_sync: list[str] = []
-    pair.leader.standbys.on_in_sync = in_sync.append
+    standby = pair.standby.standby
+    assert standby is not None
+    in_sync: list[tuple[str, StandbyState]] = []
+    pair.leader.standbys.on_in_sync = lambda client: in_sync.append((client, standby.state))
     pair.talk()
-    assert pair.standby.standby is not None
-    assert pair.standby.standby.state is StandbyState.IN_SYNC
-    assert in_sync == [FIRST]
+    assert in_sync == [(FIRST, StandbyState.IN_SYNC)]
+    assert pair.leader.standbys.clients == [FIRST]
+
+
+def test_a_standby_that_has_not_all_that_it_needs_refuses_to_lead() -> None:
+    pair = Pair()
+    with pytest.raises(errors.BadArgument, match="has not all that the shard at there has told others"):
+        pair.standby.lead(1.0)
 
 
 def test_replies_wait_until_a_standby_has_what_came_before_and_go_when_it_is_done_without() -> None:

@@ -526,6 +526,17 @@ def standbys_may_lead_too_early() -> Iterator[None]:
         yield
 
 
+def standbys_are_trusted_too_early(self: StandbyList, conn: int) -> None:
+    """As soon as they are sent the word that nobody is told what they lack, which may be lost with their shard."""
+    _standby_completes(self, conn)
+    one = self._of.get(conn)
+    if one is not None and one.counts and not one.may_lead:
+        self.on_in_sync(one.client)
+
+
+_standby_completes = StandbyList.complete
+
+
 def a_lost_standby_is_done_without_at_once(self: StandbyList, conn: int) -> None:
     one = self._of.get(conn)
     if one is not None:
@@ -630,6 +641,7 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "standbys don't hear what time it is": ("sync", _unheard(records.TimePassed)),
     "standbys don't hear what shards have applied": ("async", _unheard(records.ShardSaid)),
     "standbys may lead too early": ("async", standbys_may_lead_too_early),
+    "standbys are taken to lead too early": ("async", method(StandbyList, "complete", standbys_are_trusted_too_early)),
     "a lost standby is done without at once": (
         "async",
         method(StandbyList, "went", a_lost_standby_is_done_without_at_once),

@@ -38,6 +38,8 @@ class Standbys:
         """Shards whose standbys run on another host."""
         self._cut_at: dict[Server, float] = {}
         """Standbys that have lost their shard, and when: the shard may hear of it later."""
+        self._in_sync: set[str] = set()
+        """Standbys that may lead, by the word of their shards, as clients."""
         self._held_back_since: dict[Server, float] = {}
         """Standbys that the coordinator's shard has lost, and since when it tells nobody anything."""
         self.num_promotions = 0
@@ -51,6 +53,7 @@ class Standbys:
         """A new standby, of whoever leads."""
         leader, standby = self._scenario.servers[shard], self._scenario.make_server(shard)
         self._of[shard] = standby
+        leader.service.standbys.on_in_sync = self._in_sync.add
         if shard not in self._apart:
             standby.follow(leader, self._scenario.network)
             leader.service.standbys.on_lost = lambda client: self._lost(shard, standby)
@@ -152,7 +155,7 @@ class Standbys:
         if any(reader.stopped for reader in scenario.readers):
             return  # training is over
         leader, standby = scenario.servers[death.shard], self._of.get(death.shard)
-        if standby is None or standby.dead or leader.dead or not may_lead(standby):
+        if standby is None or standby.dead or leader.dead or not self._is_ready(death.shard, standby):
             self._world.after(AGAIN_S, lambda: self._die(deaths))
             return
         self._world.say(f"shard {death.shard}'s {'standby' if death.of_standby else 'leader'} is killed")
@@ -163,6 +166,10 @@ class Standbys:
             leader.kill()
             self._world.after(death.noticed_after_s, lambda: self._promote(death.shard))
         self._schedule(deaths[1:])
+
+    def _is_ready(self, shard: int, standby: Server) -> bool:
+        """Whether it may lead, as far as who watches knows: on another host the standby is asked itself."""
+        return may_lead(standby) if shard in self._apart else standby.follows_as in self._in_sync
 
 
 def may_lead(standby: Server) -> bool:

@@ -219,9 +219,10 @@ class ShardService:
         return None if self.standby is None else self.standby.retire()
 
     def lead(self, now: float) -> None:
-        """The shard that this was a standby of is gone for good: this is it from now on. REQUIRES: in sync."""
+        """The shard that this was a standby of is gone for good: this is it from now on. Raises BadArgument unless it
+        may lead."""
         assert self.standby is not None, "it leads already"
-        assert self.standby.may_lead, "nobody may say so before"
+        self.standby.check_may_lead(force=True)
         self.standbys.epoch = self.standby.epoch + 1
         self._clock_ahead_s = self.standby.clock_ahead_s
         self.standby = None
@@ -533,7 +534,7 @@ class ShardService:
 
     def _follows(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         if frame.op == OPS["COMPLETE"]:
-            self.standbys.filled_in(connection.id)
+            self.standbys.complete(connection.id)
             return []
         if frame.op == OPS["RETIRE"]:
             self.standbys.retired(connection.id)

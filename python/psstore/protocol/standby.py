@@ -218,6 +218,7 @@ class Standby:
                 self._lease_s = math.inf if record.lease_s is None else record.lease_s
                 self.state = STANDBY.after(self.state, StandbyEvent.TOLD)
                 self.on_in_sync()
+                return [_core.encode_frame(OPS["COMPLETE"])]
             case _:
                 assert self._coordinator is not None, "its shard has one"
                 self.clock_ahead_s = record.now - now

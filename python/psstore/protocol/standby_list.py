@@ -1,6 +1,6 @@
 """Who follows a shard: standbys from their FOLLOW until they are done without.
 
-    came ─► fill, once no slot waits for anything ─► filled_in: from now on it counts, and may lead
+    came ─► fill, once no slot waits for anything ─► complete: from now on it counts, and hears so ─► complete: may lead
                                                       │ its connection is lost
                                                       ▼
                         nobody is told anything until somebody who knows says that it will never lead: done_without
@@ -53,6 +53,9 @@ class _Following:
     is_sent: bool = False
     """What the shard was is on its way."""
     counts: bool = False
+    """Nobody is told what it does not have. It may have heard so, and then it might lead."""
+    may_lead: bool = False
+    """By its own word: it has heard so."""
     had: int = 0
     """The last record that it had answered when it was looked at last."""
     waited_since: float | None = None
@@ -98,7 +101,7 @@ class StandbyList:
         self.on_in_sync: Callable[[str], None] = lambda client: None
         """Called when a standby may lead from now on, or answers again."""
         self.on_lost: Callable[[str], None] = lambda client: None
-        """Called when one is gone that may lead: nobody is told anything until `done_without`."""
+        """Called when one is gone that might lead: nobody is told anything until `done_without`."""
         self.on_retired: Callable[[str], None] = lambda client: None
         """Called when one might lead, and never will, by its own word or an operator's: before anybody is told what it
         does not have."""
@@ -124,7 +127,7 @@ class StandbyList:
     @property
     def clients(self) -> list[str]:
         """Standbys that may lead, as clients."""
-        return [one.client for one in self._of.values() if one.counts and not one.is_lost]
+        return [one.client for one in self._of.values() if one.may_lead and not one.is_lost]
 
     def counters(self) -> dict[str, int]:
         """For STATS."""
@@ -172,16 +175,20 @@ class StandbyList:
         for conn, _, has in self._facts.data.followers():
             self._look_at(self._of[conn], has, last, now)
 
-    def filled_in(self, conn: int) -> None:
-        """Counts a standby from now on, which has all that it was filled with."""
+    def complete(self, conn: int) -> None:
+        """A standby has all that it was filled with, and counts from now on; or it has come to the word that it does,
+        which lies behind all that has changed meanwhile: then it may lead."""
         one = self._of.get(conn)
-        if one is None or not one.is_sent or one.counts:
+        if one is None or not one.is_sent or one.may_lead:
+            return
+        if one.counts:
+            one.may_lead = True
+            self.on_in_sync(one.client)
             return
         one.counts = True
         self._facts.data.count(conn)
         lease_s = self._lease_s if self._lease_s < math.inf else None
         self._facts.data.record_to(conn, r.encode_record(r.InSync(lease_s)))
-        self.on_in_sync(one.client)
 
     def shared(self, client: Connection, arena: _core.PushArena) -> None:
         """Shows standbys what a client pushes through. Frames that refer to a client's memory refer to its first."""
@@ -255,7 +262,8 @@ class StandbyList:
             one.had, one.waited_since = has, None if has == last else now
             if one.is_lost and not one.is_gone:  # it was slow, or the way to it was closed
                 one.is_lost = False
-                self.on_in_sync(one.client)
+                if one.may_lead:
+                    self.on_in_sync(one.client)
         elif now - one.waited_since > min(PATIENCE_S, self._lease_s) and one.counts:
             self._lost(one)
 
