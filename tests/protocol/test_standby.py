@@ -68,9 +68,30 @@ def test_a_copy_of_a_coordinator_goes_on_as_it_would() -> None:
     assert one.rounds.log.since(0) == other.rounds.log.since(0)
 
 
+def test_what_many_were_answered_is_copied_once() -> None:
+    specs = tuple(TensorSpec(name=f"w{number}", shape=(3,), rule="sgd") for number in range(100))
+
+    def copied(num_clients: int) -> int:
+        """Bytes of the state once so many have asked for the same tensors."""
+        one = coordinator()
+        for conn in range(num_clients):
+            client = f"{conn:032x}"
+            feed(one, r.ClientCame(conn, client, 0.0))
+            feed(one, asked("CREATE", m.Create(specs=specs, offer=False), conn=conn, request=1, client=client))
+        return len(state_copy.dump(one))
+
+    assert copied(100) - copied(2) < 98 * 300
+
+
 @pytest.mark.parametrize(
     "tree",
-    [["i", 0, "os:system", {}], ["v", "builtins:eval", b"\x80"], ["e", "psstore.types:MAX_DIMS", "X"], ["?"], ["r", 7]],
+    [
+        ["i", 0, "os:system", {}],
+        ["v", 0, "builtins:eval", b"\x80"],
+        ["e", "psstore.types:MAX_DIMS", "X"],
+        ["?"],
+        ["r", 7],
+    ],
 )
 def test_what_is_no_state_of_a_coordinator_is_refused(tree: list[object]) -> None:
     with pytest.raises(errors.BadBody):
@@ -267,7 +288,7 @@ def test_a_process_that_was_ended_and_is_heard_late_does_not_take_the_place_of_i
     pair.talk(conn=2)
     assert pair.leader.standbys.clients == [SECOND]
     dropped: list[int] = []
-    pair.leader.standbys.on_dropped = dropped.append
+    pair.leader.standbys.on_dropped = lambda conn, error: dropped.append(conn)
     pair.standby, pair.end, pair.protocol = ended, end_of_it, its_end
     pair.talk()
     assert pair.leader.standbys.clients == [SECOND]
@@ -412,6 +433,50 @@ def test_a_new_standby_is_filled_with_what_was_refused_of_plain_writes() -> None
     pair.talk()
     refused = [(1, 0, 2, errors.UnknownKey.code)]
     assert standby.refusals() == leader.refusals() == [(FIRST, 0, refused), (SECOND, 0, refused)]
+
+
+LARGE = m.HandIn(version=0, state=bytes(_core.MAX_BODY_BYTES - 40))
+"""A frame holds it, and does not hold what a record says of it, too."""
+
+
+def hand_in(pair: Pair) -> None:
+    """A worker comes, and hands in all that one message may bring."""
+    coming = r.ClientCame(5, SECOND, 0.0)
+    joining = asked("JOIN", m.Join(rank=0), conn=5, request=1, client=SECOND)
+    for told in (coming, joining, asked("HAND_IN", LARGE, conn=5, request=2, client=SECOND)):
+        pair.leader._tell(told)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_is_larger_than_a_frame_comes_to_a_standby_in_parts(is_new: bool) -> None:
+    pair = Pair()
+    if not is_new:
+        pair.talk()
+    hand_in(pair)
+    pair.talk()
+    assert pair.standby.standby is not None
+    assert pair.standby.standby.state is StandbyState.IN_SYNC
+    assert pair.standby.coordinator is not None
+    assert pair.standby.coordinator.rounds.hand_ins.of[0].state == LARGE.state
+
+
+def test_who_cannot_be_filled_is_dropped_and_nobody_else_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    dropped: list[tuple[int, Exception | None]] = []
+    pair.leader.standbys.on_dropped = lambda conn, error: dropped.append((conn, error))
+    why = RuntimeError("no state can be had")
+
+    def fail(root: object) -> bytes:
+        raise why
+
+    with monkeypatch.context() as broken:
+        broken.setattr(state_copy, "dump", fail)
+        pair.talk()
+    assert dropped == [(1, why)]
+    assert not pair.leader.data.is_followed
+    client = pair.leader.opened(2, 0.0)
+    (welcome,) = exchange(pair.leader, 2, client, hello("client"))
+    assert welcome.op == OPS["WELCOME"]
 
 
 def filled_with_one_writer() -> _core.Shard:

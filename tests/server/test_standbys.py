@@ -237,6 +237,21 @@ def test_a_standby_that_dies_is_replaced_and_nobody_waits_for_it(served: StorePr
         assert_array_equal(store.pull("w"), np.full(ELEMS, expected(4), F32))
 
 
+def test_a_new_standby_has_all_that_workers_handed_in(served: StoreProcess) -> None:
+    handed = bytes(range(256)) * (5 << 14)  # 20 MiB: more than a frame holds
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        train(store, 1)
+        store.hand_in(handed)
+        for _ in range(2):  # a standby that was told in parts, and one that was filled with it
+            os.kill(leader(store, 0), signal.SIGKILL)
+            await_standbys(store)
+        back = store.handed_in()
+        assert back is not None
+        assert back.state == handed
+
+
 def test_a_standby_for_which_there_is_no_room_is_started_later(served: StoreProcess) -> None:
     with connect(served) as store:
         create(store)

@@ -20,7 +20,7 @@ from psstore.protocol.signing import Signer
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.restoring import restore_from
 from psstore.types import Tensor
-from psstore.wire import messages
+from psstore.wire import messages, records
 from psstore.wire.messages import Role
 
 from . import model, rows
@@ -200,6 +200,7 @@ class Scenario:
             mock.patch.object(norm_guard, "KEPT", model.NORMS_KEPT),
             mock.patch.object(norm_guard, "FEWEST", model.FEWEST_NORMS),
             mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
+            mock.patch.object(records, "PART_BYTES", 256),
             mock.patch.object(
                 client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths or plan.silences or plan.reshards else 1
             ),

@@ -197,7 +197,8 @@ class Server:
             end.connection.cut_from_server()
         self.ends.clear()
 
-    def _drop(self, conn: int) -> None:
+    def _drop(self, conn: int, error: Exception | None) -> None:
+        assert error is None
         if conn in self.ends:
             self.ends[conn].close()
 

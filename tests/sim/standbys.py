@@ -248,7 +248,7 @@ def _without(tree: Any) -> Any:
         return known
     if isinstance(tree, list):
         parts = [_without(one) for one in tree]
-        if parts[:1] in (["i"], ["r"]):
+        if parts[:1] in (["i"], ["v"], ["r"]):
             parts[1] = 0  # numbers of objects depend on what is left out
         return [parts[0], sorted(parts[1], key=repr)] if parts[:1] in (["s"], ["f"]) else parts
     return tree

@@ -100,7 +100,7 @@ class Server:
         self.on_device_failed: Callable[[DeviceFailed], None] | None = None
         """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
-        service.standbys.on_dropped = lambda number: self._cut(number, "the shard goes on without it")
+        service.standbys.on_dropped = lambda number, error: self._cut(number, "the shard goes on without it", error)
         self._busy_poll_s = busy_poll_s
         self._for_all_users = for_all_users
         self._tokens = tokens
@@ -485,15 +485,16 @@ class Server:
     def _sweep_later(self) -> asyncio.TimerHandle:
         return self.loop.call_later(min(self.limits.stalled_frame_s, self.limits.unread_s) / 4, self._sweep)
 
-    def _cut(self, number: int, why: str) -> None:
-        """Ends a connection without a word: its peer does not listen, or has to hear of it at once."""
+    def _cut(self, number: int, why: str, error: Exception | None = None) -> None:
+        """Ends a connection without a word: its peer does not listen, or has to hear of it at once. `error`: behind the
+        reason."""
         if number == LEADER:
             _log.warning("the connection to the shard is cut: %s", why)
             self.lose_leader()
             return
         connection = self._connections.get(number)
         if connection is not None:
-            self.log(connection, logging.WARNING, f"the connection is cut: {why}")
+            self.log(connection, logging.WARNING, f"the connection is cut: {why}", error)
             connection.abort()
 
     # ---- log ----

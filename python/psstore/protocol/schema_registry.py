@@ -52,6 +52,8 @@ class SchemaRegistry:
         self._next_id = 1
         self._initialisers: dict[int, str | None] = {}
         """Tensor id -> client that is to send its first value, until it says READY."""
+        self._created: Created | None = None
+        """The last answer to a CREATE."""
 
     def groups(self) -> Mapping[int, Group]:
         """The parameter groups that have tensors."""
@@ -85,12 +87,15 @@ class SchemaRegistry:
         self._add(list(new.values()))
         tensors = [self._tensors[spec.name] for spec in request.specs]
         mine = [t.id for t in tensors if request.offer and self._claim(t.id, client, is_gone)]
-        return Created(
+        created = Created(
             tensors=tuple(self._signed[t.spec.name] for t in tensors),
             dropped=tuple(dropped),
             made=tuple(new),
             initialise=tuple(mine),
         )
+        if self._created is None or self._created != created:
+            self._created = created
+        return self._created  # a state that is copied has it once, however many clients are remembered with it
 
     def ready(self, ids: Sequence[int]) -> None:
         for tensor_id in ids:

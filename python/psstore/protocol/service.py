@@ -661,7 +661,8 @@ class ShardService:
             told = replace(told, now=self._coordinators_time(told.now))
         self._due = None
         if self.data.is_followed and not (isinstance(told, r.ClientAsked) and told.op in CHANGES_NOTHING):
-            self.data.record(r.encode_record(told))
+            for body in r.bodies_of(told):
+                self.data.record(body)
         return self._send_replies(feed(self.coordinator, told))
 
     def _coordinators_time(self, now: float) -> float:

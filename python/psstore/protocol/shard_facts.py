@@ -234,7 +234,8 @@ class ShardFacts:
 
     def _record(self, record: r.AnyRecord) -> None:
         if self.data.is_followed:
-            self.data.record(r.encode_record(record))
+            for body in r.bodies_of(record):
+                self.data.record(body)
 
     def catch_up(self, made: Sequence[Made]) -> None:
         """Applies what the coordinator of this process has decided."""

@@ -75,6 +75,8 @@ class Standby:
         """By how much the coordinator's clock is ahead of the one here, as far as its last word tells."""
         self._lease_s = math.inf
         self._heard_at = 0.0
+        self._begun = bytearray()
+        """What has come of a record that comes in parts."""
         self._identity = identity
         self._address = address
         self._store = store
@@ -182,6 +184,11 @@ class Standby:
 
     def _take(self, record: r.AnyRecord, now: float) -> list[bytes]:
         match record:
+            case r.Part():
+                self._begun += record.data
+                if not record.more:
+                    whole, self._begun = bytes(self._begun), bytearray()
+                    return self._take(r.decode_record(whole), now)
             case r.DecisionTaken():
                 fact = m.decode_fact(record.blob)
                 assert isinstance(fact, m.DecisionFact)

@@ -105,8 +105,9 @@ class StandbyList:
         self.on_retired: Callable[[str], None] = lambda client: None
         """Called when one might lead, and never will, by its own word or an operator's: before anybody is told what it
         does not have."""
-        self.on_dropped: Callable[[int], None] = lambda conn: None
-        """Called with the connection of one that is done without and still there, to be cut."""
+        self.on_dropped: Callable[[int, Exception | None], None] = lambda conn, error: None
+        """Called with the connection of one that is done without and still there, to be cut. The error: why it could
+        not be filled; None: it was."""
         self.next_wake: float | None = None
         """When `look` is to be called again."""
         self._facts = facts
@@ -148,7 +149,7 @@ class StandbyList:
         """
         at_place = [(conn, one) for conn, one in self._of.items() if place and one.place == place]
         if any(conn > connection.id for conn, _ in at_place):
-            self.on_dropped(connection.id)
+            self.on_dropped(connection.id, None)
             return
         for _, one in at_place:
             self.done_without(one.client)
@@ -168,7 +169,11 @@ class StandbyList:
             self._wake_at(now + ASK_AGAIN_S)
         else:
             for conn, one in new:
-                self._send(conn, one)
+                try:
+                    self._send(conn, one)
+                except Exception as error:  # it is no fault of whoever is heard now, or waits
+                    self._forget(conn)
+                    self.on_dropped(conn, error)
         if self._facts.data.is_followed and self._lease_s < math.inf:
             self._facts.data.record_beat(r.encode_record(r.StillLeads()), now)
         last = self._facts.data.last_record
@@ -225,7 +230,7 @@ class StandbyList:
             if one.client == client:
                 self._forget(conn)
                 if not one.is_gone:
-                    self.on_dropped(conn)
+                    self.on_dropped(conn, None)
 
     def store_ends(self) -> None:
         """Tells them that the workers are done, and whoever asks for counters."""
@@ -281,7 +286,8 @@ class StandbyList:
         data = self._facts.data
         coordinator = b"" if self._coordinator is None else state_copy.dump(self._coordinator)
         for record in self._facts.as_it_is(epoch=self.epoch, coordinator=coordinator):
-            data.record_to(conn, r.encode_record(record))
+            for body in r.bodies_of(record):
+                data.record_to(conn, body)
         for owner in self._memory:
             self._show(conn, one, owner)
         data.fill(conn)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -60,7 +61,7 @@ class _Writer:
         if isinstance(value, PsstoreError):
             return ["x", _name(type(value)), value.message, self.tree(value.details)]
         if isinstance(value, VALUES):
-            return ["v", _name(type(value)), msgspec.msgpack.encode(value)]
+            return self._once(value, _value)
         if isinstance(value, bytearray):
             return ["b", bytes(value)]
         if isinstance(value, MappingProxyType):
@@ -72,15 +73,18 @@ class _Writer:
         if isinstance(value, dict):
             letter = MAPPINGS.get(type(value), "d")
             return [letter, [[self.tree(key), self.tree(one)] for key, one in value.items()]]
-        return self._object(value)
+        return self._once(value, self._object)
 
-    def _object(self, value: Any) -> Tree:
+    def _once(self, value: Any, write: Callable[[Any, int], Tree]) -> Tree:
         if id(value) in self._numbers:
             return ["r", self._numbers[id(value)]]
-        self._numbers[id(value)] = len(self._numbers)
+        number = self._numbers[id(value)] = len(self._numbers)
         self._alive.append(value)
+        return write(value, number)
+
+    def _object(self, value: Any, number: int) -> Tree:
         named = {name: self.tree(getattr(value, name)) for name in _fields(value)}
-        return ["i", self._numbers[id(value)], _name(type(value)), named]
+        return ["i", number, _name(type(value)), named]
 
 
 class _Reader:
@@ -100,7 +104,8 @@ class _Reader:
             case "x":
                 return _class(rest[0])(rest[1], **self.value(rest[2]))
             case "v":
-                return msgspec.msgpack.decode(rest[1], type=_class(rest[0]))
+                self._objects[rest[0]] = made = msgspec.msgpack.decode(rest[2], type=_class(rest[1]))
+                return made
             case "b":
                 return bytearray(rest[0])
             case "m":
@@ -131,6 +136,10 @@ class _Reader:
         for key, one in named.items():
             object.__setattr__(made, key, self.value(one, into=getattr(made, key, None)))
         return made
+
+
+def _value(value: Any, number: int) -> Tree:
+    return ["v", number, _name(type(value)), msgspec.msgpack.encode(value)]
 
 
 def _fields(value: Any) -> list[str]:

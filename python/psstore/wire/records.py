@@ -5,6 +5,7 @@ Only the two ends of one store read them. They have one version of psstore, whic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -14,9 +15,21 @@ from psstore.errors import BadBody
 from psstore.types import Tensor
 from psstore.wire.messages import AppliedFact, Shared, Signed
 
+PART_BYTES = 4 << 20
+"""Of a record that goes in one frame, as of the slots that fill a standby. A whole one may hold all that workers have
+handed in, or as much as a frame has brought and what is said of that: it may not fit in another one."""
+
 
 class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     """Something that has changed on the shard."""
+
+
+class Part(Record, frozen=True):
+    """Some bytes of a record that is larger than `PART_BYTES`. Its parts come one right after the other."""
+
+    data: bytes
+    more: bool
+    """There is another part."""
 
 
 # ---- the shard ----
@@ -184,7 +197,8 @@ class InSync(Record, frozen=True):
 
 
 AnyRecord = (
-    TensorsDefined
+    Part
+    | TensorsDefined
     | DecisionTaken
     | LifeAttached
     | PushesSealed
@@ -212,6 +226,17 @@ _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord
 
 def encode_record(record: AnyRecord) -> bytes:
     return _encoder.encode(record)
+
+
+def bodies_of(record: AnyRecord) -> Iterator[bytes]:
+    """A body for each frame that it goes in."""
+    whole = encode_record(record)
+    if len(whole) <= PART_BYTES:
+        yield whole
+        return
+    for first in range(0, len(whole), PART_BYTES):
+        end = first + PART_BYTES
+        yield encode_record(Part(whole[first:end], end < len(whole)))
 
 
 def decode_record(body: bytes) -> AnyRecord:
