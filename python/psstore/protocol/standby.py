@@ -184,7 +184,7 @@ class Standby:
 
     def _take(self, record: r.AnyRecord, now: float) -> list[bytes]:
         match record:
-            case r.Part():
+            case r.RecordPart():
                 self._begun += record.data
                 if not record.more:
                     whole, self._begun = bytes(self._begun), bytearray()

@@ -16,15 +16,15 @@ from psstore.types import Tensor
 from psstore.wire.messages import AppliedFact, Shared, Signed
 
 PART_BYTES = 4 << 20
-"""Of a record that goes in one frame, as of the slots that fill a standby. A whole one may hold all that workers have
-handed in, or as much as a frame has brought and what is said of that: it may not fit in another one."""
+"""Bytes of a record that go in one frame, as of the slots that fill a standby. A whole one may hold all that workers
+have handed in, or as much as a frame has brought and what is said of that: it may not fit in another one."""
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     """Something that has changed on the shard."""
 
 
-class Part(Record, frozen=True):
+class RecordPart(Record, frozen=True):
     """Some bytes of a record that is larger than `PART_BYTES`. Its parts come one right after the other."""
 
     data: bytes
@@ -197,7 +197,7 @@ class InSync(Record, frozen=True):
 
 
 AnyRecord = (
-    Part
+    RecordPart
     | TensorsDefined
     | DecisionTaken
     | LifeAttached
@@ -236,7 +236,7 @@ def bodies_of(record: AnyRecord) -> Iterator[bytes]:
         return
     for first in range(0, len(whole), PART_BYTES):
         end = first + PART_BYTES
-        yield encode_record(Part(whole[first:end], end < len(whole)))
+        yield encode_record(RecordPart(whole[first:end], end < len(whole)))
 
 
 def decode_record(body: bytes) -> AnyRecord:
