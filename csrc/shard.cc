@@ -460,12 +460,12 @@ void Shard::set_version(uint64_t version) {
 void Shard::advance(const Decision& decision) {
   if (decision.number() <= version()) return;
   const ExclusiveLock lock(table_.decision_mutex);
-  const bool is_new = table_.advance(decision);
+  if (table_.advance(decision)) {
+    ranks_.record(decision);
+    counters_.decisions.add();
+    if (decision.skip()) counters_.skipped.add();
+  }
   backend_->flush();
-  if (!is_new) return;
-  ranks_.record(decision);
-  counters_.decisions.add();
-  if (decision.skip()) counters_.skipped.add();
 }
 
 void Shard::set_scale(uint64_t number, std::optional<double> factor) {

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <optional>
 #include <utility>
 
 #include "device/cuda_context.h"
 #include "device/device.h"
+#include "device/launch_tables.h"
 #include "device/scratch.h"
 #include "kernels/batch_cuda.h"
 
@@ -180,65 +180,7 @@ class CudaFence final : public Fence {
   cudaEvent_t event_ = nullptr;
 };
 
-// Where launches find what they read of the host: blocks of pinned memory, each with its twin on the device,
-// used again once the fence after its last use has passed.
-class Descriptors final : public LaunchMemorySource {
- public:
-  explicit Descriptors(CudaDevice& device) : device_(device) {}
-  // REQUIRES: the stream is done.
-  ~Descriptors() override {
-    for (const Block& block : ring_) release(block.memory);
-  }
-  Descriptors(const Descriptors&) = delete;
-  Descriptors& operator=(const Descriptors&) = delete;
-
-  bool empty() const { return ring_.empty(); }
-  // One that is free and large enough, or a new one.
-  LaunchMemory take(size_t num_bytes) override {
-    num_bytes = (num_bytes + kWordBytes - 1) / kWordBytes * kWordBytes;
-    for (Block& block : ring_) {
-      if (block.memory.num_bytes >= num_bytes && (!block.used || block.used->done())) {
-        return lent(block);
-      }
-    }
-    return lent(ring_.emplace_back(Block{make(std::max(num_bytes, kSmallestBytes)), nullptr}));
-  }
-  // What was taken last, if anything was, is free after this.
-  void used_until(FenceRef fence) {
-    if (last_ != nullptr) std::exchange(last_, nullptr)->used = std::move(fence);
-  }
-
- private:
-  static constexpr size_t kSmallestBytes = 64 << 10;  // of some hundred slices
-  static constexpr size_t kWordBytes = 16;            // a launch's memory is read by whole words
-
-  struct Block {
-    LaunchMemory memory;
-    FenceRef used;
-  };
-
-  LaunchMemory lent(Block& block) {
-    last_ = &block;
-    return block.memory;
-  }
-  LaunchMemory make(size_t num_bytes) {
-    const LaunchMemory made{device_.allocate_pinned(num_bytes), device_.allocate(num_bytes),
-                            num_bytes};
-    if (made.pinned != nullptr && made.device != nullptr) return made;
-    release(made);
-    throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_.name() + " has no " +
-                                              std::to_string(num_bytes) +
-                                              " bytes left for the table of a launch");
-  }
-  void release(const LaunchMemory& memory) {
-    device_.free(memory.device);
-    device_.free_pinned(memory.pinned);
-  }
-
-  CudaDevice& device_;
-  std::deque<Block> ring_;  // references to its elements stay good
-  Block* last_ = nullptr;
-};
+constexpr size_t kSmallestTableBytes = 64 << 10;  // of some hundred slices
 
 class CudaQueue final : public Queue {
  public:
@@ -251,7 +193,7 @@ class CudaQueue final : public Queue {
             "cudaStreamCreate");
   }
   ~CudaQueue() override {
-    if (borrowed_ && descriptors_.empty() && scratch_.empty() && encoding_.empty()) return;
+    if (borrowed_ && tables_.empty() && scratch_.empty() && encoding_.empty()) return;
     device_->leave([&] {
       cudaStreamSynchronize(stream_);  // a failure was reported where somebody asked
       if (!borrowed_) cudaStreamDestroy(stream_);
@@ -344,17 +286,17 @@ class CudaQueue final : public Queue {
     check(cudaMemcpyAsync(to, from, num_bytes, kind, stream_), "cudaMemcpyAsync");
   }
 
-  // `queue_launches` gets memory for its descriptors, and puts what reads them into the stream.
+  // `queue_launches` gets memory for its tables, and puts what reads them into the stream.
   template <class QueueLaunches>
   void launch(QueueLaunches queue_launches) {
-    queue_launches(descriptors_);
-    descriptors_.used_until(record());
+    queue_launches(tables_);
+    tables_.used_until(record());
   }
 
   const std::shared_ptr<CudaDevice> device_;
   cudaStream_t stream_ = nullptr;
   const bool borrowed_;
-  Descriptors descriptors_{*device_};
+  LaunchTables tables_{*device_, kSmallestTableBytes};
   Scratch scratch_{*device_};
   Scratch encoding_{*device_};  // of topk: what is encoded may lie in the other one
 };

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/holes.h"
+#include "device/launch_tables.h"
 #include "device/scratch.h"
 
 namespace psstore::device {
@@ -25,6 +26,7 @@ namespace {
 
 constexpr int kPoison = 0xFF;  // as float32, float64, float16 or bfloat16: a NaN
 constexpr int kMostPolls = 8;  // of a fence that was not done, until it is
+constexpr size_t kTableBytesPerSlice = kBufferAlignment;  // of a launch
 constexpr std::align_val_t kPinnedAlignment{kBufferAlignment};
 
 // One lock for all fake devices: a queue may wait for a fence of another device. Recursive, since work on one
@@ -215,6 +217,20 @@ class FakeFence final : public Fence {
   int num_polls_ = 0;
 };
 
+// One that says whether it passed, and has nothing done for that.
+class QuietFence final : public Fence {
+ public:
+  explicit QuietFence(std::shared_ptr<FakeFence> fence) : fence_(std::move(fence)) {}
+  bool done() override {
+    const Locked lock(world());
+    return fence_->passed();
+  }
+  void wait() override { fence_->wait(); }
+
+ private:
+  const std::shared_ptr<FakeFence> fence_;
+};
+
 class FakeDevice final : public Device, public std::enable_shared_from_this<FakeDevice> {
  public:
   FakeDevice(std::string name, const FakeOptions& options)
@@ -367,7 +383,7 @@ class FakeQueue final : public Queue {
       : device_(std::move(device)), borrowed_(true), backlog_(std::move(backlog)) {}
   ~FakeQueue() override {
     const Locked lock(world());
-    if (borrowed_ && scratch_.empty()) return;
+    if (borrowed_ && scratch_.empty() && tables_.empty()) return;
     try {
       while (device_->lives() && !backlog_->items.empty()) device_->step(*backlog_);
     } catch (const Error&) {
@@ -379,13 +395,7 @@ class FakeQueue final : public Queue {
   FakeQueue(const FakeQueue&) = delete;
   FakeQueue& operator=(const FakeQueue&) = delete;
 
-  FenceRef record() override {
-    const Locked lock(world());
-    device_->require_alive();
-    auto fence = std::make_shared<FakeFence>(backlog_);
-    backlog_->items.push_back({{}, {}, fence});
-    return fence;
-  }
+  FenceRef record() override { return mark(); }
   void wait_for(const FenceRef& fence) override { add({{}, fence, {}}); }
 
   void copy_in(void* to, const void* from_host, size_t num_bytes) override {
@@ -403,10 +413,11 @@ class FakeQueue final : public Queue {
   }
   void copy_pieces(std::span<const CopyPiece> pieces) override {
     if (pieces.empty()) return;
+    if (pieces.size() == 1) return copy(pieces[0].to, pieces[0].from, pieces[0].num_bytes);
     std::vector<CopyPiece> batch(pieces.begin(), pieces.end());
     const Locked lock(world());  // for the order that is drawn
     device_->shuffle(batch);
-    add_work([batch = std::move(batch)] {
+    launch(pieces.size(), [batch = std::move(batch)] {
       for (const CopyPiece& piece : batch) std::memmove(piece.to, piece.from, piece.num_bytes);
     });
   }
@@ -416,16 +427,18 @@ class FakeQueue final : public Queue {
   }
 
   void reduce_update(std::span<const SliceUpdate> updates) override {
+    if (updates.empty()) return;
     std::vector<OwnedUpdate> batch(updates.begin(), updates.end());
     const Locked lock(world());  // for the order that is drawn
     device_->shuffle(batch);
-    add_work([batch = std::move(batch)] {
+    launch(updates.size(), [batch = std::move(batch)] {
       for (const OwnedUpdate& update : batch) psstore::reduce_update(update.whole());
     });
   }
   void reduced_squares(std::span<const SliceUpdate> updates, double* sums) override {
+    if (updates.empty()) return;
     const std::vector<OwnedUpdate> batch(updates.begin(), updates.end());
-    add_work([batch, sums] {
+    launch(updates.size(), [batch, sums] {
       for (size_t i = 0; i < batch.size(); ++i) {
         sums[i] = psstore::reduced_squares(batch[i].whole());
       }
@@ -452,9 +465,23 @@ class FakeQueue final : public Queue {
     std::vector<ToEncode> batch(slices.begin(), slices.end());
     const Locked lock(world());  // for the order that is drawn
     device_->shuffle(batch);
-    add_work([batch = std::move(batch), encode_one] {
+    launch(slices.size(), [batch = std::move(batch), encode_one] {
       for (const ToEncode& what : batch) encode_one(what);
     });
+  }
+  // A batch, for which a GPU's launch has a table.
+  void launch(size_t num_slices, std::function<void()> work) {
+    const Locked lock(world());
+    tables_.take(num_slices * kTableBytesPerSlice);
+    add_work(std::move(work));
+    tables_.used_until(std::make_shared<QuietFence>(mark()));
+  }
+  std::shared_ptr<FakeFence> mark() {
+    const Locked lock(world());
+    device_->require_alive();
+    auto fence = std::make_shared<FakeFence>(backlog_);
+    backlog_->items.push_back({{}, {}, fence});
+    return fence;
   }
   void add_work(std::function<void()> work) { add({std::move(work), {}, {}}); }
   void add(Item item) {
@@ -467,6 +494,7 @@ class FakeQueue final : public Queue {
   const std::shared_ptr<FakeDevice> device_;
   const bool borrowed_;
   std::shared_ptr<Backlog> backlog_;
+  LaunchTables tables_{*device_, kTableBytesPerSlice};
   Scratch scratch_{*device_};
 };
 

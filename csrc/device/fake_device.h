@@ -6,7 +6,8 @@
 // any more: memory is poisoned (every float a NaN) when it is allocated and when it is freed, and no
 // access from the host gets at it (SIGSEGV), since it is mapped only while queued work runs. It is a file
 // in memory, so that other processes can import it; a fence of one is nothing to the other, as with GPUs. A copy that
-// goes over the end of an allocation is refused, as CUDA refuses it.
+// goes over the end of an allocation is refused, as CUDA refuses it, and a batch takes some memory of the device, as
+// the table of a GPU's launch does.
 //
 // Named "fake:N", or with options "fake:N?seed=1&bytes=1048576&fail_after=10":
 //   seed        of the order (0)

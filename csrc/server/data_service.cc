@@ -16,6 +16,9 @@
 namespace psstore {
 namespace {
 
+// How often a shard looks whether a client that is gone has let go of its memory.
+constexpr double kLookS = 0.1;
+
 uint32_t checksum_of(std::span<const Piece> pieces) {
   uint32_t crc = 0;
   for (const Piece& piece : pieces) crc = crc32c({piece.buffer->data(), piece.num_bytes}, crc);
@@ -332,7 +335,13 @@ void DataService::forget(uint64_t connection) {
   if (leader_ != nullptr && leader_->connection == connection) leader_.reset();
   const auto found = clients_.find(connection);
   if (found == clients_.end()) return;
-  found->second->leases.clear();
+  ConnectedClient& client = *found->second;
+  client.leases.clear();
+  // A copy that its client has queued may be late. One of this process has the device wait for it.
+  for (const auto& arena : client.arenas) {
+    if (!client.is_own && !arena->is_let_go()) left_.push_back(arena);
+  }
+  look_at_left_s_ = 0;
   clients_.erase(found);
   release_holds([=](const Hold& hold) { return hold.connection == connection; });
   followers_.erase(connection);
@@ -364,6 +373,7 @@ void DataService::wake(double now_s) {
   replication_.is_now(now_s);
   release_holds([=](const Hold& hold) { return hold.until_s <= now_s; });
   forget_changes(now_s);
+  if (now_s >= look_at_left_s_) free_left(now_s);
   answer_due(pending_.take_due(now_s), now_s);
   answer_filled(now_s);
 }
@@ -378,10 +388,16 @@ void DataService::forget_changes(double now_s) {
   }
 }
 
+void DataService::free_left(double now_s) {
+  std::erase_if(left_, [](const auto& arena) { return arena->is_let_go(); });
+  look_at_left_s_ = now_s + kLookS;
+}
+
 std::optional<double> DataService::next_wake() const {
   if (!deliveries_.empty() || !failures_.empty() || !filling_.empty()) return 0.0;
   std::optional<double> next = pending_.next_wake();
   if (changes_until_s_) next = std::min(next.value_or(*changes_until_s_), *changes_until_s_);
+  if (!left_.empty()) next = std::min(next.value_or(look_at_left_s_), look_at_left_s_);
   for (const auto& [_, hold] : holds_) next = std::min(next.value_or(hold.until_s), hold.until_s);
   return next;
 }

@@ -224,6 +224,7 @@ class DataService {
   // To deliveries_; or has them wait again, or fail.
   void answer_due(std::vector<PendingRead> due, double now_s);
   void answer_filled(double now_s);
+  void free_left(double now_s);
   // Runs `answer` for a read that is not being served: what it adds is delivered, what it throws a failure.
   template <typename Answer>
   void deliver(uint64_t connection, uint64_t request, Answer answer);
@@ -246,6 +247,9 @@ class DataService {
   std::optional<double>
       changes_until_s_;          // without any, what changes are made of is kept until then
   std::deque<Filling> filling_;  // in the order in which the device writes them
+  // Of lost connections whose clients may still write there, and when to look at them again.
+  std::vector<std::shared_ptr<PushArena>> left_;
+  double look_at_left_s_ = 0;
   std::map<uint64_t, Replies> deliveries_;  // by connection
   std::vector<Failure> failures_;
   Replication replication_;

@@ -1,6 +1,9 @@
 #include "shm/push_arena.h"
 
+#include <sys/file.h>
+
 #include <atomic>
+#include <cerrno>
 #include <string>
 
 namespace psstore {
@@ -46,7 +49,16 @@ PushArena::PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<cons
       data_(on_device_->data()),
       control_file_(make_memory_file("psstore-control", control_bytes(num_bytes_))),
       readonly_control_file_(reopen_readonly(control_file_)),
-      control_(control_file_.get(), control_bytes(num_bytes_), Access::kWrite) {}
+      control_(control_file_.get(), control_bytes(num_bytes_), Access::kWrite) {
+  flock(readonly_control_file_.get(), LOCK_SH);
+}
+
+// A lock is that of all who have the same opening of a file, handed on or mapped, and ends with the last of them.
+bool PushArena::is_let_go() {
+  if (!on_device_) return true;
+  readonly_control_file_ = Descriptor();
+  return flock(control_file_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
 
 // What is more than numbers would have to be looked at, and could be changed afterwards.
 bool PushArena::may_hold(DType dtype) const {

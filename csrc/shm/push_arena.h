@@ -13,7 +13,10 @@
 // A client that writes to what it has pushed changes its own gradients, in time or half way, and nothing
 // else: bytes that are more than numbers must not be read from here (see range_of). What lies on a device
 // the host does not look at at all.
-// Ownership: a range keeps the arena alive, as a contribution may outlive the connection that brought it.
+// Ownership: a range keeps the arena alive, as a contribution may outlive the connection that brought it. Memory of a
+// device takes longer: a client that has lost its connection may have queued a copy to it that is not done, and the
+// memory would be somebody else's by then. The client keeps its mapping of the control file until such copies are done,
+// or ends: so the shard asks whether that file is still open elsewhere (is_let_go).
 #pragma once
 
 #include <cstdint>
@@ -70,6 +73,10 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
     if (!on_device_) seal_writing(file_);
   }
 
+  // Whether its client, whose connection is lost, can write no more to memory that others are given next. REQUIRES:
+  // nobody is handed the files from now on.
+  bool is_let_go();
+
   // Whether a frame of these entries may be meant to lie here.
   bool begins_here(std::span<const SliceEntry> entries) const {
     return !entries.empty() && entries.front().offset - address_ < num_bytes_;
@@ -97,7 +104,8 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   const std::optional<Mapping> memory_;  // of the file
   std::byte* const data_;
   const Descriptor control_file_;
-  const Descriptor readonly_control_file_;
+  // On a device: locked for as long as somebody has it open or mapped.
+  Descriptor readonly_control_file_;
   const Mapping control_;
 
   Mutex mutex_;

@@ -86,7 +86,8 @@ class Backend {
   // encode_change() of kernels/codec.h from `base`, which `what.base` is, or becomes a copy of. A device can't say yet
   // whether the payload says the change, and returns true: who reads it looks (table/published.h).
   virtual bool encode_change(const void* base, const ToEncode& what) = 0;
-  // Lets what was collected begin, and takes note of what is done. After every call that gave work.
+  // Lets what was collected begin, and takes note of what is done. After every call that gave work. What a device has no
+  // memory to begin stays collected, and begins with what comes next, or fails that: nobody undoes what was collected.
   virtual void flush() = 0;
 
   // ---- reads

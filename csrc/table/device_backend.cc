@@ -113,8 +113,23 @@ void DeviceBackend::reclaim() {
   let_go(uploading_, true);
   let_go(reading_, true);
   hold_released();
-  let_go(released_, true);
+  free_held();
+}
+
+void DeviceBackend::free_held() {
+  for (HeldInOrder* held : {&uploading_, &reading_, &released_}) let_go(*held, true);
   memory_->give_idle_back();
+}
+
+template <typename Work>
+void DeviceBackend::with_room(Work work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::OUT_OF_MEMORY) throw;
+    free_held();
+    work();
+  }
 }
 
 void DeviceBackend::let_go(HeldInOrder& held, bool wait) {
@@ -164,10 +179,14 @@ void DeviceBackend::after_uploads() {
   compute_->wait_for(uploaded_);
 }
 
-// Sums may come before the updates or after them: they read contributions, and nothing writes those.
 void DeviceBackend::launch() {
   if (squares_.size() + updates_.size() == 0 && changes_.empty()) return;
   after_uploads();
+  with_room([this]() REQUIRES(mutex_) { queue_collected(); });
+}
+
+// Sums may come before the updates or after them: they read contributions, and nothing writes those.
+void DeviceBackend::queue_collected() {
   if (squares_.size() > 0) {
     compute_->reduced_squares(squares_.batch(), reinterpret_cast<double*>(sums_->data()));
     squares_.clear();
@@ -227,9 +246,15 @@ bool DeviceBackend::encode_change(const void* base, const ToEncode& what) {
 
 void DeviceBackend::flush() {
   const MutexLock lock(mutex_);
-  launch();
+  bool is_launched = true;
+  try {
+    launch();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::OUT_OF_MEMORY) throw;
+    is_launched = false;
+  }
   for (HeldInOrder* held : {&uploading_, &reading_}) let_go(*held, false);
-  hold_released();
+  if (is_launched) hold_released();
   let_go(released_, false);
 }
 
@@ -262,7 +287,9 @@ std::vector<BufferRef> DeviceBackend::bytes_wanted(const std::vector<Finding>& f
                       .num_elems = static_cast<int64_t>(finding.num_elems),
                       .payload = wanted.back()->data()});
   }
-  if (!halves.empty()) compute().encode(halves);
+  if (halves.empty()) return wanted;
+  device::Queue& queue = compute();
+  with_room([&] { queue.encode(halves); });
   return wanted;
 }
 
@@ -321,7 +348,8 @@ Gathered DeviceBackend::read(std::vector<Range> ranges) {
     to += range.num_bytes;
     held.buffers.push_back(std::move(range.buffer));
   }
-  device::copy_pieces_out(*read_, copies.pieces());
+  device::Queue& queue = *read_;
+  with_room([&] { device::copy_pieces_out(queue, copies.pieces()); });
   FenceRef ready = read_->record();
   held.until.push_back(ready);
   reading_.push_back(std::move(held));

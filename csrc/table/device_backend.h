@@ -139,14 +139,21 @@ class DeviceBackend final : public Backend {
   };
 
   BufferRef take(size_t num_bytes) REQUIRES(mutex_);
-  // Waits until nothing is held, and gives idle memory back.
+  // Waits until nothing is held, what is released now included, and gives idle memory back.
   void reclaim() REQUIRES(mutex_);
+  void free_held() REQUIRES(mutex_);
+  // Queues work that takes memory of the device beside what it is given, as a launch does for its table: once more, with
+  // free_held() first, if there is none.
+  template <typename Work>
+  void with_room(Work work) REQUIRES(mutex_);
   void let_go(HeldInOrder& held, bool wait) REQUIRES(mutex_);
   // REQUIRES: launch(), or what was collected could come after the fence.
   void hold_released() REQUIRES(mutex_);
   // The queue of all arithmetic, with what was collected in it, and after the uploads so far.
   device::Queue& compute() REQUIRES(mutex_);
+  // What was queued before a failure is collected no more.
   void launch() REQUIRES(mutex_);
+  void queue_collected() REQUIRES(mutex_);
   void after_uploads() REQUIRES(mutex_);
   // Of each.
   std::vector<BufferRef> bytes_wanted(const std::vector<Finding>& findings) REQUIRES(mutex_);

@@ -411,7 +411,7 @@ TEST_F(DeviceBackendTest, RefusesATensorThatDoesNotFitAndKeepsTheOthers) {
 }
 
 TEST_F(DeviceBackendTest, RefusesAPushThatDoesNotFitAndTakesItLater) {
-  Shard shard(options_on("fake:0?bytes=65536"));
+  Shard shard(options_on("fake:0?bytes=65600"));
   shard.define({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{make_key(1, 0), 4096}}});
   const Values gradient{{make_key(1, 0), Floats(4096, 1)}};
   const auto push = [&](uint32_t rank) {
@@ -422,12 +422,93 @@ TEST_F(DeviceBackendTest, RefusesAPushThatDoesNotFitAndTakesItLater) {
   };
   push(0);
   push(1);
-  push(2);  // it is full: 16 KiB of value, 48 KiB of contributions
+  push(2);  // it is full: 16 KiB of value, 48 KiB of contributions, a launch's table
   error_of(ErrorCode::OUT_OF_MEMORY, [&] { push(3); });
   shard.advance(decision(1, {member(0, 1), member(1, 1), member(2, 1)}));
   shard.settle(-1);
   push(3);  // of a round that is still open for it
   EXPECT_EQ(elements_of(shard.state(make_key(1, 0))[0].second.data(), 4), (Floats{-3}));
+}
+
+// A device whose memory is all taken, by others too, and a shard whose launches have had no table yet.
+class FullDeviceTest : public ::testing::Test {
+ protected:
+  FullDeviceTest() {
+    shard.define({2, DType::kFloat32, RuleKind::kAdd, 0, true, {{kSum, 1}}});
+    shard.define({3, DType::kFloat32, RuleKind::kSgd, 0, true, {{kWeight, 1}}});
+  }
+  ~FullDeviceTest() override { device->free(others); }
+
+  void take_the_rest() { others = device->allocate(device->memory().free_bytes); }
+  void leave_some() { device->free(std::exchange(others, nullptr)); }
+
+  std::vector<SliceEntry> sent(WriteKind kind, Key key, uint64_t number) {
+    std::vector<SliceEntry> entries = entries_for({{key, {1}}});
+    const BufferRef payload = shard.admit(kind, entries, sizeof(float));
+    const float one = 1;
+    std::memcpy(payload->data(), &one, sizeof(one));
+    if (kind == WriteKind::kPush) {
+      shard.stage({0, 1, number}, entries, payload);
+    } else {
+      shard.write(kind, "client", number, entries, payload);
+    }
+    return entries;
+  }
+  Floats value_of(Key key) {
+    std::vector<SliceEntry> entries(1);
+    entries[0].key = key;
+    const Shard::Reply reply = shard.read(entries, 64);
+    return elements_of(reply.pieces, reply.ready);
+  }
+
+  static constexpr Key kWeight = make_key(3, 0);
+  const std::shared_ptr<device::Device> device = device::open_device("fake:0?bytes=6291456");
+  const std::shared_ptr<DeviceBackend> backend = std::make_shared<DeviceBackend>(device);
+  Shard shard{[this] {
+    ShardOptions options;
+    options.backend = backend;
+    return options;
+  }()};
+  std::byte* others = nullptr;
+};
+
+TEST_F(FullDeviceTest, AShardsIdleMemoryIsThereForLaunches) {
+  {
+    const BufferRef first = backend->allocate(2'000'000);
+    const BufferRef second = backend->allocate(2'000'000);
+  }
+  for (int i = 0; i < 20; ++i) backend->flush();
+  take_the_rest();
+  const size_t idle_bytes = backend->pool_idle_bytes();
+  EXPECT_GT(idle_bytes, 4'000'000U);
+  EXPECT_EQ(sent(WriteKind::kAdd, kSum, 1)[0].status, ErrorCode::OK);
+  EXPECT_LT(backend->pool_idle_bytes(), idle_bytes);
+  EXPECT_EQ(value_of(kSum), Floats{1});
+}
+
+TEST_F(FullDeviceTest, AWriteThatCanNotBeginIsTakenAndBeginsLater) {
+  const BufferRef first = backend->allocate(1);  // of a block that has room for the slots
+  take_the_rest();
+  EXPECT_EQ(sent(WriteKind::kAdd, kSum, 1)[0].status, ErrorCode::OK);
+  EXPECT_EQ(sent(WriteKind::kAdd, kSum, 1)[0].status, ErrorCode::OK);
+  EXPECT_EQ(shard.stats().at("duplicates"), 1U);
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { value_of(kSum); });
+  leave_some();
+  EXPECT_EQ(value_of(kSum), Floats{1});
+}
+
+TEST_F(FullDeviceTest, ADecisionStandsWhoseStepCanNotBegin) {
+  const BufferRef first = backend->allocate(1);
+  take_the_rest();
+  for (uint64_t round = 1; round <= 2; ++round) {
+    EXPECT_EQ(sent(WriteKind::kPush, kWeight, round)[0].status, ErrorCode::OK);
+    shard.advance(decision(round, {member(0, round)}));
+  }
+  EXPECT_EQ(shard.stats().at("decisions"), 2U);
+  EXPECT_EQ(sent(WriteKind::kPush, kWeight, 2)[0].status, ErrorCode::OK);
+  EXPECT_EQ(shard.stats().at("duplicates"), 1U);
+  leave_some();
+  EXPECT_EQ(value_of(kWeight), Floats{-2});
 }
 
 TEST_F(DeviceBackendTest, SaysWhichDeviceFailedAtEveryCallFromThenOn) {

@@ -147,6 +147,15 @@ TEST_P(DeviceSharing, RoomThatWasNotSentIsFreeAgain) {
   for (int i = 0; i < 3; ++i) EXPECT_NE(rooms->take(4 * kPushBlockBytes), nullptr);
 }
 
+TEST_P(DeviceSharing, AnArenaIsLetGoOnceItsClientHasUnmappedIt) {
+  auto rooms = this->rooms();
+  auto room = rooms->take(kFrameBytes);
+  rooms = nullptr;
+  EXPECT_FALSE(pushes_->is_let_go());
+  room = nullptr;
+  EXPECT_TRUE(pushes_->is_let_go());
+}
+
 TEST_P(DeviceSharing, TheClientReadsValuesWhereTheyLie) {
   const BufferRef value = pool_->allocate(kFrameBytes);
   const auto theirs = shard_->make_queue();

@@ -141,6 +141,26 @@ TEST_F(FakeDeviceTest, GivesNoMoreMemoryThanItHas) {
   device->free(whole);
 }
 
+TEST_F(FakeDeviceTest, ABatchTakesTheTableOfAnEarlierOneWhereThereIsNoMemoryForAnother) {
+  const auto device = open_device("fake:0?bytes=4096");
+  const auto queue = device->make_queue();
+  std::byte* const pinned = device->allocate_pinned(8);
+  std::byte* const memory = device->allocate(512);
+  std::byte* others = device->allocate(4096 - 512);
+  const CopyPiece pieces[] = {{memory, pinned, 4}, {memory + 256, pinned + 4, 4}};
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { queue->copy_pieces(pieces); });
+  device->free(others);
+  queue->copy_pieces(pieces);  // takes a table
+  others = device->allocate(device->memory().free_bytes);
+  EXPECT_EQ(device->memory().free_bytes, 0U);
+  for (int i = 0; i < 8; ++i) queue->copy_pieces(pieces);
+  const CopyPiece more[] = {pieces[0], pieces[1], {memory + 128, pinned, 4}};
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { queue->copy_pieces(more); });  // a larger one
+  queue->record()->wait();
+  for (std::byte* const taken : {memory, others}) device->free(taken);
+  device->free_pinned(pinned);
+}
+
 TEST_F(FakeDeviceTest, FailsForGoodAndSaysWhich) {
   const auto device = open_device("fake:3?fail_after=0");
   const auto queue = device->make_queue();

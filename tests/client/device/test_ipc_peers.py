@@ -15,13 +15,14 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client.device import peers
+from psstore.client.device import arrays as device_arrays
+from psstore.client.device import peers, pinned_transfer
 from psstore.client.device.pinned_transfer import PinnedTransfer
 from psstore.client.store import Store
 from psstore.errors import AvailabilityError, DeviceFailed
 from psstore.protocol.sharing import Lease
 from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
-from tests.support.server_process import StoreProcess
+from tests.support.server_process import StoreProcess, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -75,6 +76,10 @@ def trained(store: Store, stream: Stream | None) -> list[Array]:
 def expected() -> list[Array]:
     with psstore.connect("local://?shards=2") as store:
         return trained(store, None)
+
+
+def shard_bytes(store: Store) -> int:
+    return int(store.stats()[0]["memory_bytes"])
 
 
 def pinned_bytes(store: Store, stream: Stream) -> int:
@@ -176,27 +181,70 @@ def test_a_value_is_read_before_it_changes(server: StoreProcess, stream: Stream)
             assert_array_equal(out.read(), np.full(size, i, F32))
 
 
+def lose_connections(store: Store) -> None:
+    driver = store._backend._driver  # type: ignore[attr-defined]
+
+    def lose() -> None:
+        for reconnector in driver.reconnectors.values():
+            if reconnector._connection is not None:
+                reconnector._connection.abort()
+
+    driver._loop.call_soon_threadsafe(lose)
+
+
 def test_a_lost_connection_costs_no_round(server: StoreProcess, stream: Stream, expected: list[Array]) -> None:
     with psstore.connect(server.url) as store:
         create(store)
-        driver = store._backend._driver  # type: ignore[attr-defined]
-
-        def lose() -> None:
-            for reconnector in driver.reconnectors.values():
-                if reconnector._connection is not None:
-                    reconnector._connection.abort()
-
         out = [Interface(stream, np.zeros(size, F32)) for size in SIZES.values()]
         for round_ in range(NUM_ROUNDS):
             push = store.start_push_many({k: Interface(stream, v) for k, v in gradients(round_).items()})
-            driver._loop.call_soon_threadsafe(lose)
+            lose_connections(store)
             push.result()
             store.commit({"lr": 0.01})
             pull = store.start_pull_many(list(SIZES), out=out)
-            driver._loop.call_soon_threadsafe(lose)
+            lose_connections(store)
             pull.result()
         for array, wanted in zip(out, expected[-len(SIZES) :], strict=True):
             assert_array_equal(array.read(), wanted)
+
+
+def test_a_copy_that_is_late_for_its_connection_changes_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's connection is lost while its copy to the shard's memory waits behind other work of the device."""
+    streams = [stream_on(f"fake:0?seed={seed}", monkeypatch) for seed in range(2)]
+    held, free = threading.Event(), threading.Event()
+    wait = pinned_transfer._wait
+
+    def wait_held(fence: _core.Fence, kept: object) -> None:
+        if not held.is_set():
+            held.set()
+            assert free.wait(60)
+        wait(fence, kept)
+
+    size = SIZES["large"]
+    with (
+        StoreProcess("--workers", "2", "--device", "fake:0?seed=7") as server,
+        psstore.connect(server.url) as first,
+        psstore.connect(server.url) as second,
+    ):
+        first.create("w", np.zeros(size, F32), rule="sgd")
+        monkeypatch.setattr(device_arrays, "device_at", lambda index: streams[0].device)
+        monkeypatch.setattr(pinned_transfer, "_wait", wait_held)
+        push = first.start_push_many({"w": Interface(streams[0], np.full(size, 6, F32))})
+        assert held.wait(60)
+        lose_connections(first)
+        first.stats()  # over another one
+        for _ in range(3):
+            second.pull("w")  # what the shard has let go of is somebody's next
+        monkeypatch.setattr(device_arrays, "device_at", lambda index: streams[1].device)
+        second.push("w", Interface(streams[1], np.full(size, 2, F32)))
+        used = shard_bytes(second)
+        free.set()
+        push.result()
+        commit = first.start_commit({"lr": 1.0})
+        second.commit({"lr": 1.0})
+        commit.result()
+        assert_array_equal(second.pull("w"), np.full(size, -4, F32))
+        assert eventually(lambda: shard_bytes(second) < used), "the shard has its memory again"
 
 
 def test_frames_go_through_the_host_where_memory_can_not_be_shared(
