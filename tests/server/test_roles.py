@@ -23,6 +23,7 @@ import pytest
 
 import psstore
 from psstore import _core, errors
+from psstore.client.store import Store
 from psstore.net.address import TcpAddress, parse_address
 from psstore.protocol.auth import proof
 from psstore.protocol.proof_limits import BURST, LOCK_S
@@ -249,39 +250,43 @@ def test_token_file_that_does_not_fit_leaves_the_former_valid(tokens: Trusted) -
         assert "the former tokens stay valid" in server.log()
 
 
-def test_client_with_a_token_file_takes_the_new_token_when_it_comes_back(
-    tokens: Trusted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def known_by_file(tokens: Trusted, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StoreProcess, Store]]:
+    """A store, and a client of it whose token is in a file of its own, 'own'."""
     server_file, own_file = tokens.write("admin", OLD), tokens.write("own", OLD)
     monkeypatch.setenv("PSSTORE_TOKEN_FILE", str(own_file))
     with StoreProcess("--token-file", str(server_file)) as server, psstore.connect(server.url, role="client") as store:
         store.stats()
-        tokens.write("admin", NEW, OLD)
-        tokens.write("own", NEW)
-        tokens.write("admin", NEW)
-        with psstore.connect(server.url, role="client") as other:
-            other.stats()
-        store.stats()
+        yield server, store
+
+
+def test_client_with_a_token_file_takes_the_new_token_when_it_comes_back(
+    tokens: Trusted, known_by_file: tuple[StoreProcess, Store]
+) -> None:
+    server, store = known_by_file
+    tokens.write("admin", NEW, OLD)
+    tokens.write("own", NEW)
+    tokens.write("admin", NEW)
+    with psstore.connect(server.url, role="client") as other:
+        other.stats()
+    store.stats()
 
 
 def test_client_whose_token_file_is_gone_for_a_moment_comes_back(
-    tokens: Trusted, monkeypatch: pytest.MonkeyPatch
+    tokens: Trusted, known_by_file: tuple[StoreProcess, Store]
 ) -> None:
-    server_file, own_file = tokens.write("admin", OLD), tokens.write("own", OLD)
-    monkeypatch.setenv("PSSTORE_TOKEN_FILE", str(own_file))
-    with StoreProcess("--token-file", str(server_file)) as server, psstore.connect(server.url, role="client") as store:
-        store.stats()
-        own_file.unlink()
-        tokens.write("admin", NEW)  # whoever has proved the old one has to come again
-        with RawClient(server.url) as raw:
-            raw.hello(NEW)
-        calling = threading.Thread(target=store.stats)
-        calling.start()
-        time.sleep(1.0)  # two attempts at least
-        tokens.write("own", NEW)
-        calling.join(PATIENCE_S)
-        assert not calling.is_alive()
-        store.stats()
+    server, store = known_by_file
+    Path(os.environ["PSSTORE_TOKEN_FILE"]).unlink()
+    tokens.write("admin", NEW)  # whoever has proved the old one has to come again
+    with RawClient(server.url) as raw:
+        raw.hello(NEW)
+    calling = threading.Thread(target=store.stats)
+    calling.start()
+    time.sleep(1.0)  # two attempts at least
+    tokens.write("own", NEW)
+    calling.join(PATIENCE_S)
+    assert not calling.is_alive()
+    store.stats()
 
 
 def test_who_is_refused_and_does_not_go_keeps_nobody_out(tokens: Trusted) -> None:

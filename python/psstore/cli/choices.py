@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -39,6 +39,14 @@ def checked_url(url: str | None) -> str | None:
     except PsstoreError as error:
         fail(error.message)
     return url
+
+
+StoreUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False, callback=checked_url
+    ),
+]
 
 
 def fail(message: str, *, exit_code: int = EXIT_USAGE) -> NoReturn:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from psstore.cli.choices import checked_url, fail
+from psstore.cli.choices import StoreUrl, fail
 from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_FAILED
 
 
 @with_credentials
 def doctor(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False, callback=checked_url
-        ),
-    ] = "",
+    url: StoreUrl = "",
 ) -> None:
     """Find what is wrong with a store, or between here and there, and say what mends it."""
     import psstore

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from psstore.cli.choices import checked_url, fail
+from psstore.cli.choices import StoreUrl, fail
 from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
 
@@ -19,12 +19,7 @@ MIB = float(1 << 20)
 
 @with_credentials
 def status(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False, callback=checked_url
-        ),
-    ] = "",
+    url: StoreUrl = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say how a store is: its version, who trains, its last checkpoint, and what each shard holds."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psstore.cli.choices import checked_url, fail
+from psstore.cli.choices import StoreUrl, fail
 from psstore.cli.credentials import with_credentials
 from psstore.cli.status import MIB
 from psstore.exit_codes import EXIT_MISSING
@@ -35,12 +35,7 @@ BAR_CHARACTERS = 40
 
 @with_credentials
 def top(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False, callback=checked_url
-        ),
-    ] = "",
+    url: StoreUrl = "",
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, of two looks, and end.")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from psstore.cli.choices import checked_url, fail
+from psstore.cli.choices import StoreUrl, fail
 from psstore.cli.credentials import with_credentials
 from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
@@ -22,12 +22,7 @@ LOOK_S = 0.1
 
 @with_credentials
 def trace(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False, callback=checked_url
-        ),
-    ] = "",
+    url: StoreUrl = "",
     steps: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the timeline.")] = Path("trace.json"),
     patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long that may take.")] = 300.0,

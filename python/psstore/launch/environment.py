@@ -9,6 +9,9 @@ from pathlib import Path
 REJOIN_S = 60.0
 """How long workers wait for one that is started again, unless the user chose it: imports and data take a while."""
 
+TOLD_S = 60.0
+"""By how much workers wait longer than the store does for one in a lost one's place: they hear what became of it."""
+
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 """One directory per GPU, made by NVIDIA's kernel driver."""
 

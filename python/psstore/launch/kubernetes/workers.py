@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psstore.launch.environment import TOLD_S
 from psstore.launch.kubernetes import pods
 from psstore.launch.kubernetes.plan import KubernetesPlan
 from psstore.launch.kubernetes.pods import Manifest, field, value
@@ -12,8 +13,8 @@ WAIT_FOR_STORE = "import psstore; psstore.connect(role='client', connect_timeout
 FAILURES = 1000
 """How many pods of workers may fail: as many as nodes that come and go take with them."""
 
-WAIT_S = REJOIN_S + 60.0
-"""How long a worker waits for others: until the store says that nobody has taken a lost one's place."""
+WAIT_S = REJOIN_S + TOLD_S
+"""How long a worker waits for others."""
 
 PART, STOP = "worker", "stop"
 

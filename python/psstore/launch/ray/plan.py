@@ -9,6 +9,7 @@ import msgspec
 
 from psstore.config import PREFIX, check_seconds, resolve
 from psstore.errors import BadArgument
+from psstore.launch.environment import TOLD_S
 from psstore.net.address import join_addresses
 from psstore.server.settings import ServerSettings
 
@@ -85,8 +86,8 @@ class StorePlan:
 
     @property
     def wait_s(self) -> float:
-        """How long a worker waits for others: until the store says that nobody has taken a lost one's place."""
-        return check_seconds("rejoin_s", self.settings.get("rejoin_s", REJOIN_S)) + 60.0
+        """How long a worker waits for others."""
+        return check_seconds("rejoin_s", self.settings.get("rejoin_s", REJOIN_S)) + TOLD_S
 
     def environ(self, member: int, address: str) -> dict[str, str]:
         """What psstore-server is told. `address`: of the node that it is on."""
