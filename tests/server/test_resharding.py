@@ -26,9 +26,12 @@ from psstore.client.store import Store
 from psstore.config import NO_CREDENTIALS
 from psstore.errors import AvailabilityError, BadArgument, Overloaded, RolledBack, StoreUnreachable
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
-from psstore.server import other_member
+from psstore.server import other_member, resharding
 from psstore.server.other_member import look_at
 from psstore.server.processes import ShardProcess
+from psstore.server.resharding import Resharding
+from psstore.server.settings import ServerSettings
+from psstore.server.site import Site
 from psstore.server.supervisor import Supervisor
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.fork_server import ServedPopen
@@ -364,6 +367,21 @@ def test_a_wish_for_other_numbers_may_come_before_a_shard_is_ready() -> None:
     with pytest.raises(BadArgument, match="no room"):
         Supervisor._is_ready(saying("no room"), wishes)
     assert wishes == [1, 2]
+
+
+def test_a_standby_that_has_taken_over_is_not_told_what_became_of_an_attempt_that_it_never_stood_still_for(
+    tmp_path: Path,
+) -> None:
+    """Whoever has asked it meanwhile wishes for another one."""
+    died, stays, leads = (mock.create_autospec(ShardProcess, instance=True) for _ in range(3))
+    site = mock.create_autospec(Site, instance=True, endpoints=[mock.Mock()])
+    settings = ServerSettings(shards=2, checkpoint=str(tmp_path))
+    with mock.patch.object(resharding, "ReshardProcess"):
+        attempt = Resharding(settings, 3, site=site, tcp=None, credentials=NO_CREDENTIALS, leaders=[died, stays])
+    leads.tell.assert_not_called()
+    attempt.come_to_nothing("of that", [leads, stays])
+    leads.tell.assert_not_called()
+    assert stays.tell.mock_calls[-1] == mock.call("not-resharded of that")
 
 
 @pytest.mark.one_loop

@@ -77,10 +77,12 @@ class Resharding:
             leader.tell(f"{STAND_STILL} {client}")
 
     def come_to_nothing(self, why: str, leaders: Sequence[ShardProcess]) -> None:
-        """The store goes on with the shards that it has. `leaders`: what leads them by now."""
+        """The store goes on with the shards that it has. `leaders`: what leads them by now. One that has taken over
+        meanwhile never stood still, and whoever has asked there wishes for another attempt."""
         self.process.kill()
         for leader in leaders:
-            leader.tell(f"{NOT_RESHARDED} {why}")
+            if leader in self.leaders:
+                leader.tell(f"{NOT_RESHARDED} {why}")
         self._clear_away()
 
     def change(self, site: Site) -> None:
