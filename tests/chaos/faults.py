@@ -43,6 +43,7 @@ class Faults:
         self._programs = programs
         self._over = over
         self._damaged = damaged
+        self._resharding: list[subprocess.Popen[bytes]] = []
 
     def aim(self, fault: Fault) -> Callable[[], bool]:
         """Finds the victim. Returns what does it, and blocks until it is undone; False: it met nobody, who is dead or
@@ -57,9 +58,13 @@ class Faults:
         }
         return kinds.get(fault.victim.split()[0], self._at_process)(fault)
 
-    def settle(self) -> None:
-        """Waits until whoever came back may lead: one that comes to a store which is over waits for another one."""
-        self._groups.find("leader", 0)
+    def settle(self, *, is_apart: bool) -> None:
+        """Waits until whoever has asked for another number of shards has heard what became of it, and on hosts of their
+        own until whoever came back may lead: one that comes to a store which is over waits for another one."""
+        for command in self._resharding:
+            command.wait()
+        if is_apart:
+            self._groups.find("leader", 0)
 
     def _at_process(self, fault: Fault) -> Callable[[], bool]:
         return partial(self._on_process, fault, self._processes.find(fault.victim))
@@ -113,11 +118,12 @@ class Faults:
             return False
         with contextlib.ExitStack() as ends:
             met = True
-            if fault.kind != "stop":  # a host that crashes says goodbye to nobody
+            if fault.kind in ("crash", "partition"):  # a host that crashes says goodbye to nobody
                 ends.enter_context(hosts.unplugged(index))
-            if fault.kind != "partition":
-                away = self._programs.still if fault.kind == "stop" else self._programs.down
-                met = ends.enter_context(away(index))
+            if fault.kind == "stop":
+                met = ends.enter_context(self._programs.still(index))
+            elif fault.kind != "partition":
+                met = ends.enter_context(self._programs.down(index, alone=fault.kind == "orphan"))
             self._over.wait(fault.for_s if met else 0.0)
         return met
 
@@ -133,6 +139,7 @@ class Faults:
             stderr=subprocess.DEVNULL,
             env={**os.environ, **self._processes.environ},
         )
+        self._resharding.append(command)
         until_on_its_way = "on its way" in fault.victim
         while command.poll() is None and not self._over.wait(LOOK_S):
             if until_on_its_way and self._processes.running(RESHARDING):

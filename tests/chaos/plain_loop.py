@@ -8,7 +8,7 @@ from psstore.errors import RolledBack
 from tests.chaos.work import Work
 
 ELEMS = 20_000
-SHARED_ELEMS = 800_000
+LARGE_ELEMS = 800_000
 """With each of six shards there is a frame that is large enough."""
 NETWORK, LEDGER = 0, 1
 """Parameter groups."""

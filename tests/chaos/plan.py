@@ -18,21 +18,39 @@ each shard: the store never goes back. disk: checkpoints go to a file system of 
 WITH_STANDBYS: tuple[Scene, ...] = ("standbys", "apart")
 ON_HOSTS: tuple[Scene, ...] = ("hosts", "apart")
 
-Loop = Literal["plain", "shared", "none", "backward"]
-"""plain: a store's calls, with numpy. shared: likewise, and so much is pushed that it goes through shared memory. none,
-backward: a session of torch, with that overlap."""
+Loop = Literal["plain", "shared", "sent", "none", "backward"]
+"""plain: a store's calls, with numpy. shared: likewise, and so much is pushed that it goes through shared memory. sent:
+so much, over sockets. none, backward: a session of torch, with that overlap."""
 
 LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
 """As often as they come: a process that loads torch takes eight times as long as one that does not."""
 
+LARGE: Mapping[Scene, tuple[Loop, ...]] = {
+    "processes": ("plain", "sent"),
+    "standbys": ("plain", "plain", "shared", "sent"),
+}
+"""What takes the place of plain there. A standby sees what is pushed through shared memory."""
+
 SCENES: tuple[Scene, ...] = get_args(Scene)
 
 Kind = Literal[
-    "kill", "stop", "terminate", "cut", "half-open", "trickle", "delay", "partition", "crash", "fill", "reshard"
+    "kill",
+    "stop",
+    "terminate",
+    "crash",
+    "orphan",
+    "cut",
+    "half-open",
+    "trickle",
+    "delay",
+    "partition",
+    "fill",
+    "reshard",
 ]
-"""crash: all processes of a host are killed at once, out of everybody's reach, and its command begins again later."""
+"""crash: all processes of a host are killed at once, out of everybody's reach, and its command begins again later.
+orphan: the process alone that the command is, which leaves those that it has started behind."""
 
-LASTING: tuple[Kind, ...] = ("stop", "trickle", "delay", "partition", "crash", "fill")
+LASTING: tuple[Kind, ...] = ("stop", "trickle", "delay", "partition", "crash", "orphan", "fill")
 """What is over after a while."""
 
 STEPS = 60
@@ -98,8 +116,8 @@ def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> Ch
     faults = [DRAWS[scene](rng, num_shards, num_workers) for _ in range(num_faults)]
     faults.sort(key=lambda one: one.step)
     loop = rng.choice(LOOPS)
-    if scene == "standbys" and loop == "plain" and rng.random() < 0.5:
-        loop = "shared"  # a standby sees what is pushed there
+    if scene in LARGE and loop == "plain":
+        loop = rng.choice(LARGE[scene])
     return ChaosPlan(seed, num_shards, num_workers, loop, tuple(faults), scene)
 
 
@@ -157,7 +175,7 @@ def _apart(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     member = f"{rng.choice(('leader', 'leader', 'standby'))} {rng.randrange(num_shards)}"
     if rng.random() < 0.25:
         return _fault(rng, rng.choice(("kill", "stop")), member, longest_s=4.0)
-    return _fault(rng, rng.choice(("crash", "stop", "partition")), f"host of {member}", longest_s=8.0)
+    return _fault(rng, rng.choice(("crash", "orphan", "stop", "partition")), f"host of {member}", longest_s=8.0)
 
 
 def _disk(rng: random.Random, num_shards: int, num_workers: int) -> Fault:

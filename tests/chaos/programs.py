@@ -46,14 +46,17 @@ class Programs:
             self._begin_again = False
 
     @contextlib.contextmanager
-    def down(self, index: int) -> Iterator[bool]:
-        """Meanwhile nothing of it is there: its processes are killed all at once. Then its command begins again. False:
-        it has ended by itself."""
+    def down(self, index: int, *, alone: bool = False) -> Iterator[bool]:
+        """Meanwhile nothing of it is there: its processes are killed all at once, or its first one `alone`, and those
+        that it has started end by themselves. Then its command begins again. False: it has ended by itself."""
         program = self._programs[index]
         with self._changed:
             met = self._is_down[index] = program.process.poll() is None
         try:
-            if met:
+            if met and alone:
+                program.process.kill()
+                program.wait()
+            elif met:
                 for one in program.suspend():  # none of them sees that another one dies
                     with contextlib.suppress(psutil.NoSuchProcess):
                         one.kill()

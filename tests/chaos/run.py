@@ -125,8 +125,9 @@ class Monkey:
     def run(self, watch: Callable[[Monkey], None]) -> ChaosRun:
         result, before = self.result, shared_memory()
         self._gates.shut(map(_happens_after, self._plan.faults))
-        if self._plan.scene in ON_HOSTS or self._plan.fault_every_s:
-            # The training ends when all faults have: a host that came back to a store which is over would wait for it.
+        if self._plan.scene in ON_HOSTS or self._plan.fault_every_s or _reshards(self._plan):
+            # The training ends when all faults have: a host that came back to a store which is over would wait for it,
+            # and that a command hangs would not be seen once the store has ended.
             self._gates.shut([self._plan.steps])
         began = time.monotonic()
         programs = Programs(self.stage.commands(), self._heard)
@@ -175,8 +176,7 @@ class Monkey:
             self._ports = self.processes.listening()
             for fault in self._by_the_clock() if plan.fault_every_s else self._by_steps():
                 self._do(fault, faults)
-            if plan.scene in ON_HOSTS and plan.scene in WITH_STANDBYS:
-                faults.settle()
+            faults.settle(is_apart=plan.scene in ON_HOSTS and plan.scene in WITH_STANDBYS)
         self._gates.open(plan.steps)
 
     def _by_steps(self) -> Iterator[Fault]:
@@ -232,6 +232,10 @@ class Monkey:
                 reader.verify(open_place(self.stage.place).place.storage, version)
             except StorageError as error:
                 result.damaged.append(error.message)
+
+
+def _reshards(plan: ChaosPlan) -> bool:
+    return any(fault.kind == "reshard" for fault in plan.faults)
 
 
 def _happens_after(fault: Fault) -> int:

@@ -109,6 +109,8 @@ class Stage:
         if self.links is not None:
             places = ",".join(f"127.0.0.1:{port}" for port in self.links.ports)
             environ = {**environ, "PSSTORE_ADVERTISE": places, "PSSTORE_TRANSPORT": "tcp"}
+        if plan.loop == "sent":
+            environ = {**environ, "PSSTORE_TRANSPORT": "tcp"}
         flags = ["--shards", str(plan.num_shards), "--workers", str(plan.num_workers), "--restarts", str(RESTARTS)]
         flags += ["--standbys", "1"] if plan.scene == "standbys" else []
         saves = ["--checkpoint", self.place, "--checkpoint-every", plan.checkpoint_every]

@@ -72,10 +72,10 @@ def say(line: str) -> None:
 def main(loop: str, num_steps: int, pace_s: float, folder: Path) -> None:
     with psstore.connect(num_workers=None, connect_timeout_s=60.0) as store:
         work = Work(store, num_steps, pace_s, folder)
-        if loop in ("plain", "shared"):
+        if loop in ("plain", "shared", "sent"):
             from tests.chaos import plain_loop
 
-            plain_loop.train(work, plain_loop.ELEMS if loop == "plain" else plain_loop.SHARED_ELEMS)
+            plain_loop.train(work, plain_loop.ELEMS if loop == "plain" else plain_loop.LARGE_ELEMS)
         else:
             from tests.chaos import session_loop
 
