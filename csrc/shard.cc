@@ -833,7 +833,8 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options, std::vector
     if (noted != ErrorCode::OK) return noted;
   }
   if (is_encoding(entry.dtype)) {
-    Published::Answer answer = slot->follow(wanted_version, entry.dtype, options.whole, backend_);
+    Published::Answer answer =
+        slot->follow(wanted_version, entry.dtype, options.whole, goes_on_, backend_);
     entry.dtype = answer.dtype;
     findings.emplace_back(std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems);
     entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes);

@@ -191,6 +191,8 @@ class Shard {
   // DenseTable::load().
   void load(const SlotImage& image, std::span<const BufferRef> parts);
 
+  // It does what another process has done, and goes on in its place: who reads here may have read there.
+  void goes_on_for_another() { goes_on_ = true; }
   // Carries the last decision out on all slots that can take its step. Whether that is all.
   bool is_settled();
   // All slots as they are and with what waits in them, for a standby; none if some are not settled.
@@ -309,6 +311,7 @@ class Shard {
   const std::shared_ptr<Backend> backend_;
   Counters counters_;
   std::atomic<uint64_t> restored_at_ = kNever;  // the version at which a value was, the last time
+  std::atomic<bool> goes_on_ = false;
   RankBook ranks_;
   WriteWindow window_;
   const std::shared_ptr<MemoryBudget> changes_budget_;

@@ -119,7 +119,10 @@ class DataService {
   static bool replays(Op op);
   BufferRef memory_for(uint64_t payload_bytes) { return shard_.allocate(payload_bytes); }
   // This shard is a standby of the one at the other end of that connection.
-  void leads(const std::shared_ptr<ConnectedClient>& leader) { leader_ = leader; }
+  void leads(const std::shared_ptr<ConnectedClient>& leader) {
+    leader_ = leader;
+    shard_.goes_on_for_another();
+  }
   // Does on a standby what its shard has done. Throws what the shard throws: then the two differ.
   void replay(const Frame& frame, Replies& replies);
 

@@ -22,12 +22,13 @@ bool says_all(DType encoding, const std::byte* payload, uint64_t num_bytes) {
 
 }  // namespace
 
-Published::Published(BufferRef value, uint64_t version, uint64_t num_elems,
+Published::Published(BufferRef value, uint64_t version, uint64_t num_elems, bool goes_on,
                      const std::shared_ptr<Backend>& backend)
     : reserved_(std::make_unique<Reservation>(backend, bytes_kept(*backend, num_elems))),
       value_(std::move(value)),
       version_(version),
-      num_elems_(num_elems) {}
+      num_elems_(num_elems),
+      elsewhere_(goes_on ? std::optional(version) : std::nullopt) {}
 
 void Published::follow(const BufferRef& value, uint64_t version, DType encoding, Backend& backend) {
   if (version == version_) return;
@@ -48,7 +49,7 @@ void Published::follow(const BufferRef& value, uint64_t version, DType encoding,
 }
 
 Published::Answer Published::answer(uint64_t wanted_version, DType encoding) const {
-  const bool fits = delta_.payload && delta_.encoding == encoding;
+  const bool fits = delta_.payload && delta_.encoding == encoding && delta_.since != elsewhere_;
   if (fits && wanted_version == delta_.since + 1) return {delta_.payload, encoding};
   return whole();
 }

@@ -9,6 +9,9 @@
 // that it begins at gets the whole p. A change that is not finite can't be said by a delta: p becomes v then, and
 // everybody gets the whole of it.
 //
+// A shard that goes on for another process has not published what that one has. Somebody may have the same version of
+// that one's p, and the first delta here would be added to other floats: everybody gets the whole in its place.
+//
 // Whether a change is finite is known to who can look at it. A device sees to it that p is right without a word to
 // the host, which hears of it from the delta itself, when that has come and is to be sent: then it asks for the whole.
 //
@@ -17,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "core/buffer.h"
@@ -35,8 +39,9 @@ class Published {
   };
 
   // `value`: of `num_elems` floats. Shared, not copied: what changes the slot next goes out of place.
+  // `goes_on`: another process may have published that version before.
   // Throws Error(OUT_OF_MEMORY) if the backend has no room for what is kept of it from now on.
-  Published(BufferRef value, uint64_t version, uint64_t num_elems,
+  Published(BufferRef value, uint64_t version, uint64_t num_elems, bool goes_on,
             const std::shared_ptr<Backend>& backend);
 
   // Goes on to that version of the value, by one delta if it is not there yet.
@@ -61,6 +66,7 @@ class Published {
   BufferRef value_;
   uint64_t version_;
   uint64_t num_elems_;
+  std::optional<uint64_t> elsewhere_;  // the version of which somebody may have another p
   Delta delta_;
 };
 

@@ -185,11 +185,11 @@ BufferRef Slot::base_of(const Decision& decision) const {
   return base.get() == value_.get() ? BufferRef() : base;
 }
 
-Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, bool whole,
+Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, bool whole, bool goes_on,
                                const std::shared_ptr<Backend>& backend) {
   if (!published_) {
     try {
-      published_.emplace(value_, version_, spec_.num_elems, backend);
+      published_.emplace(value_, version_, spec_.num_elems, goes_on, backend);
     } catch (const Error&) {
       return {value_, spec_.dtype};
     }

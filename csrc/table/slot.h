@@ -163,8 +163,9 @@ class Slot {
 
   // What is sent to somebody who follows the slot by deltas (table/published.h): the first one makes it
   // published, as it is, unless the backend has no room for that: then it is sent values. `whole`: no delta, as it
-  // turned out to say nothing. REQUIRES: initialised(), follows_as() of its dtype.
-  Published::Answer follow(uint64_t wanted_version, DType encoding, bool whole,
+  // turned out to say nothing. `goes_on`: another process may have published something before. REQUIRES: initialised(),
+  // follows_as() of its dtype.
+  Published::Answer follow(uint64_t wanted_version, DType encoding, bool whole, bool goes_on,
                            const std::shared_ptr<Backend>& backend);
 
   // What is sent to somebody who has version `wanted_version` - 1 of it in that dtype, bit for bit: what has changed since,

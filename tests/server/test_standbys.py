@@ -128,6 +128,30 @@ def test_momentum_is_the_same_in_the_end(served: StoreProcess) -> None:
         assert_array_equal(store.pull_state(["w"])[0].buffers["momentum_buffer"], np.full(ELEMS, 1.875, F32))
 
 
+def test_who_follows_by_deltas_has_what_others_have_whoever_leads(served: StoreProcess) -> None:
+    """What was published is nobody's but its process': a standby that leads publishes its values as they are."""
+    rng = np.random.default_rng(0)
+
+    def step(store: Store) -> None:
+        store.push("w", rng.standard_normal(ELEMS, F32))
+        store.commit({"lr": 0.1})
+
+    with connect(served) as store, connect(served, role="client") as reader:
+        create(store)
+        await_standbys(store)
+        store.pull("w", codec="sign")
+        reader.pull("w", codec="sign")
+        step(store)
+        store.pull("w", codec="sign")  # and the reader has not asked yet
+        for shard in (0, 1):
+            os.kill(leader(store, shard), signal.SIGKILL)
+        reader.pull("w", codec="sign")
+        for _ in range(3):
+            step(store)
+            mine, its = store.pull("w", codec="sign"), reader.pull("w", codec="sign")
+            assert_array_equal(mine, its)
+
+
 def test_who_leads_knows_what_workers_were_sent() -> None:
     """A gradient of 1 that was taken at 0 is compensated by half of what the value is since: 2."""
     options = ("--shards", "2", "--standbys", "1", "--host", "127.0.0.1", "--workers", "2", "--mode", "async")
