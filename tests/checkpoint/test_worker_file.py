@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psstore.checkpoint.handed import pack_handed
 from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.local_storage import LocalStorage
 from psstore.checkpoint.nested import MAX_DEPTH, PlainArray, as_plain_array
@@ -59,6 +60,42 @@ def test_plain_data_comes_back_as_it_was(tmp_path: Path, value: Any) -> None:
     back = handed_back(tmp_path, value)
     assert back == value
     assert repr(back) == repr(value)
+
+
+class Named(str):
+    """As numpy's texts and enumerations of texts are."""
+
+    def __str__(self) -> str:
+        return "another text"
+
+
+class Numbered(int):
+    def __str__(self) -> str:
+        return "no number"
+
+
+def test_numbers_and_texts_of_other_classes_come_back_as_plain_ones(tmp_path: Path) -> None:
+    """Milestones of a scheduler that were computed by numpy are keys of its state."""
+    value = {np.int64(30): 1, (np.uint8(2), np.float32(0.5)): Named("x"), Named("y"): Numbered(1 << 60)}
+    back = handed_back(tmp_path, value)
+    assert back == {30: 1, (2, 0.5): "x", "y": 1 << 60}
+    assert repr(back) == "{30: 1, (2, 0.5): 'x', 'y': 1152921504606846976}"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"a": ["\udcff"]}, r"text that UTF-8 can't say at \['a'\]\[0\]"),
+        ({"\udcff": 1}, "text that UTF-8 can't say at key 0"),
+        ([1 << 20_000], r"an integer of 20001 bits at \[0\]"),
+        ({np.bool_(True): 1}, "has a bool(_)? at key 0; keys are"),
+        ({(1, np.datetime64("2020")): 1}, r"has a datetime64 at key 0\[1\]; keys are"),
+        ([np.array(["2020"], "M8[D]")], r"can't be held at \[0\]: cannot include dtype 'M'"),
+    ],
+)
+def test_what_would_not_come_back_is_refused(value: Any, said: str) -> None:
+    with pytest.raises(BadArgument, match=said):
+        pack_handed(value)
 
 
 def test_nan_comes_back(tmp_path: Path) -> None:

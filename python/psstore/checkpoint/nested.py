@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias
 
 from psstore.checkpoint.tensor_file import ITEM_BYTES_OF
 from psstore.errors import BadArgument
+from psstore.types import is_text
 
 Plain: TypeAlias = Any
 """None, bool, int, float, str, bytes, PlainArray, what has a buffer (numpy's arrays); lists, tuples, dicts of these."""
@@ -68,7 +70,10 @@ def as_plain_array(value: object) -> PlainArray:
                 f" of one of {', '.join(DTYPE_NAMES)}"
             )
         return value
-    view = memoryview(value)  # type: ignore[arg-type]
+    try:
+        view = memoryview(value)  # type: ignore[arg-type]
+    except ValueError as error:  # numpy's, of dates
+        raise BadArgument(str(error)) from None
     dtype = _BY_FORMAT.get(view.format.lstrip("=@<"))
     if dtype is None:
         raise BadArgument(f"array has elements of format {view.format!r}; expected one of {', '.join(DTYPE_NAMES)}")
@@ -106,29 +111,65 @@ def unpack(tree: Tree, arrays: Sequence[PlainArray]) -> Plain:
     raise ValueError(f"an object of kind {kind!r}")
 
 
-def _pack(value: Plain, arrays: list[PlainArray], where: str, depth: int = 0) -> Tree:
+def _pack(value: Plain, arrays: list[PlainArray], where: str, depth: int = 0, *, is_key: bool = False) -> Tree:
     if depth > MAX_DEPTH:
         raise BadArgument(f"what is handed in is nested more than {MAX_DEPTH} deep, at {where[:200]}")
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _text(value, where)
     if isinstance(value, int):
-        return int(value) if abs(value) < SAFE_INTEGER else {"int": str(value)}
+        return int(value) if abs(value) < SAFE_INTEGER else {"int": _digits(int(value), where)}
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if isinstance(value, bytes):
         return {"bytes": _append(arrays, PlainArray("uint8", (len(value),), memoryview(value)))}
     if isinstance(value, dict):
-        pairs = enumerate(value.items())
         return {
             "map": [
-                [_pack(key, arrays, f"{where} key {i}", depth + 1), _pack(one, arrays, f"{where}[{key!r}]", depth + 1)]
-                for i, (key, one) in pairs
+                [
+                    _pack(key, arrays, f"{where} key {i}", depth + 1, is_key=True),
+                    _pack(one, arrays, f"{where}[{key!r}]", depth + 1),
+                ]
+                for i, (key, one) in enumerate(value.items())
             ]
         }
     if isinstance(value, (list, tuple)) and not isinstance(value, PlainArray):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_pack(one, arrays, f"{where}[{i}]", depth + 1) for i, one in enumerate(value)]}
+        return {kind: [_pack(one, arrays, f"{where}[{i}]", depth + 1, is_key=is_key) for i, one in enumerate(value)]}
+    if is_key:
+        return _pack(_python_number(value, where), arrays, where, depth)
     return {"array": _append(arrays, _array_at(value, where))}
+
+
+def _text(value: str, where: str) -> str:
+    """Without the class that it may be of. Raises BadArgument."""
+    if not is_text(value):
+        raise BadArgument(f"what is handed in has text that UTF-8 can't say{_at(where)}: {value!r:.100}")
+    return str.__str__(value)
+
+
+def _digits(value: int, where: str) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python's own bound
+        raise BadArgument(
+            f"what is handed in has an integer of {value.bit_length()} bits{_at(where)}, more than Python writes as"
+            " text: hand in its bytes"
+        ) from None
+
+
+def _python_number(key: object, where: str) -> int | float:
+    """The number of Python's that is found in a dict where one of numpy's was put. Raises BadArgument for what is none:
+    arrays can't be keys again."""
+    if isinstance(key, Integral):
+        return int(key)
+    if isinstance(key, Real) and float(key) == key:
+        return float(key)
+    raise BadArgument(
+        f"what is handed in has a {type(key).__qualname__}{_at(where)}; keys are numbers, texts, bytes, and tuples of"
+        " these"
+    )
 
 
 def _append(arrays: list[PlainArray], array: PlainArray) -> int:
@@ -141,10 +182,12 @@ def _array_at(value: object, where: str) -> PlainArray:
         return as_plain_array(value)
     except TypeError:
         raise BadArgument(
-            f"what is handed in has a {type(value).__qualname__}{f' at {where}' if where else ''}; a checkpoint holds"
-            " plain data and arrays (of torch's tensors: .numpy(), or psstore's PlainArray)"
+            f"what is handed in has a {type(value).__qualname__}{_at(where)}; a checkpoint holds plain data and arrays"
+            " (of torch's tensors: .numpy(), or psstore's PlainArray)"
         ) from None
     except BadArgument as error:
-        raise BadArgument(
-            f"what is handed in can't be held{f' at {where}' if where else ''}: {error.message}"
-        ) from None
+        raise BadArgument(f"what is handed in can't be held{_at(where)}: {error.message}") from None
+
+
+def _at(where: str) -> str:
+    return f" at {where[:200].strip()}" if where else ""
