@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import psstore
+from psstore import _core
+from psstore.checkpoint.exchange.dcp import write_dcp
 from psstore.checkpoint.exchange.exporting import export_checkpoint
 from psstore.checkpoint.exchange.importing import import_model
-from psstore.checkpoint.exchange.safetensors_file import read_safetensors
+from psstore.checkpoint.exchange.safetensors_file import read_safetensors, write_safetensors
 from psstore.checkpoint.exchange.torch_optimizer import optimizer_state_dicts
 from psstore.checkpoint.exchange.whole_model import WholeModel, WholeTensor, read_whole_model, write_whole_model
 from psstore.checkpoint.local_storage import LocalStorage
@@ -25,9 +27,10 @@ from psstore.checkpoint.place import CheckpointPlace, open_checkpoint
 from psstore.checkpoint.reader import verify
 from psstore.checkpoint.state import HyperRecord
 from psstore.errors import BadArgument, CheckpointPlaceTaken
+from psstore.hyper import HYPER_DEFAULTS
 from psstore.torch import DelayedNesterov, DistributedOptimizer
 from psstore.torch.param_groups import hyper_of, rule_of
-from psstore.types import TensorSpec
+from psstore.types import TensorSpec, complete_hyper
 from tests.checkpoint.support import make_model, specs_of_every_rule, write_model
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -237,6 +240,38 @@ def test_a_distributed_checkpoint_of_safetensors_comes_in(tmp_path: Path) -> Non
         assert {name: one.tobytes() for name, one in same.state.items()} == {
             name: one.tobytes() for name, one in tensor.state.items()
         }
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_a_distributed_checkpoint_of_several_optimizers_comes_back(tmp_path: Path, allow_pickle: bool) -> None:
+    model = WholeModel([], {})
+    for group, rule in enumerate(("adam", "adagrad")):
+        spec = TensorSpec(name=f"layer.{rule}", shape=(3, 2), rule=rule, group=group, zeros=False)
+        state = {name: np.full((3, 2), 2.5, np.float32) for name in _core.STATES[rule] if name is not None}
+        model.tensors.append(WholeTensor(spec, np.full((3, 2), 1.5, np.float32), state, steps=7))
+    model.hypers = {
+        group: HyperRecord(rule=rule, values=complete_hyper(rule, {"lr": 0.25}))
+        for group, rule in enumerate(("adam", "adagrad"))
+    }
+    write_dcp(tmp_path / "dcp", model, allow_pickle=allow_pickle)
+    write_safetensors(tmp_path / "dcp" / "tables.safetensors", {"ids/emb": np.arange(3, dtype=np.uint64)})
+    back = import_model(tmp_path / "dcp", allow_pickle=allow_pickle)
+    assert {tensor.spec.name for tensor in back.tensors} == {"layer.adam", "layer.adagrad"}
+    for tensor in back.tensors:
+        rule = tensor.spec.rule
+        assert (tensor.spec.name, tensor.steps, back.hypers[tensor.spec.group].rule) == (f"layer.{rule}", 7, rule)
+        assert tensor.state.keys() == {name for name in _core.STATES[rule] if name is not None}
+        assert all((one == 2.5).all() for one in tensor.state.values())
+        assert back.hypers[tensor.spec.group].values["lr"] == (0.25 if allow_pickle else HYPER_DEFAULTS[rule]["lr"])
+
+
+def test_a_folder_of_a_model_alone_comes_in_whole(tmp_path: Path) -> None:
+    """As transformers writes them: of its parts one is called 'model'."""
+    arrays = {"model.embed.weight": torch.randn(4, 2), "lm_head.weight": torch.randn(4, 2)}
+    safetensors_torch.save_file(arrays, tmp_path / "model.safetensors")
+    found = {tensor.spec.name: tensor.value for tensor in import_model(tmp_path).tensors}
+    assert found.keys() == arrays.keys()
+    assert all(torch.equal(torch.from_numpy(found[name].copy()), array) for name, array in arrays.items())
 
 
 # ---- what comes in ----

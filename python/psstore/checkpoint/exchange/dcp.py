@@ -3,6 +3,8 @@
 model.NAME                  values
 optimizer.state.NAME.STATE  rule state and steps, as torch.distributed.checkpoint.state_dict names them
 optimizer.param_groups…     in its own files alone: safetensors hold arrays only
+
+Where a store applies several rules there is 'optimizer-RULE' of each.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from psstore.checkpoint.exchange.table_file import TABLES_FILE
 from psstore.checkpoint.exchange.torch_files import model_state_dict, read_torch_file
-from psstore.checkpoint.exchange.torch_optimizer import NAMES, optimizer_state_dicts
+from psstore.checkpoint.exchange.torch_optimizer import NAMES, RULES, optimizer_state_dicts
 from psstore.checkpoint.exchange.whole_model import WholeModel
 from psstore.errors import BadArgument
 
@@ -29,6 +32,9 @@ PICKLED = ".metadata"
 """The file that only torch.distributed.checkpoint's own format has. It is a pickle."""
 
 MODEL, OPTIMIZER = "model", "optimizer"
+
+_PARTS = {OPTIMIZER: "", **{f"{OPTIMIZER}-{rule}": rule for rule in RULES}}
+"""Parts that are an optimizer's state -> its rule."""
 
 
 def write_dcp(folder: Path, model: WholeModel, *, allow_pickle: bool) -> list[Path]:
@@ -46,8 +52,8 @@ def write_dcp(folder: Path, model: WholeModel, *, allow_pickle: bool) -> list[Pa
 
 
 def read_dcp(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
-    """{"model": tensors by name, "optimizer": a state dict by name, if there is one}. Raises BadArgument for a folder
-    that needs pickle which is not allowed, and for one that is no such folder."""
+    """{"model": tensors by name, "optimizer" or "optimizer-RULE": state dicts by name, of those there are}. Raises
+    BadArgument for a folder that needs pickle which is not allowed, and for one that is no such folder."""
     if (folder / PICKLED).exists():
         if not allow_pickle:
             raise BadArgument(
@@ -98,7 +104,11 @@ def _read_own(folder: Path) -> Any:
 def _read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
     reader = _hugging_face("Reader", folder)
     try:
-        known = reader.read_metadata().state_dict_metadata
+        metadata = reader.read_metadata()
+        of_tables = {
+            index.fqn for index, one in metadata.storage_data.items() if Path(one.relative_path).name == TABLES_FILE
+        }
+        known = {name: one for name, one in metadata.state_dict_metadata.items() if name not in of_tables}
         tensors = {name: torch.empty(one.size, dtype=one.properties.dtype) for name, one in known.items()}
         with _one_process():
             load(tensors, storage_reader=reader, no_dist=True)
@@ -108,18 +118,26 @@ def _read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """From names with dots to a model and its optimizer's state. What has neither's prefix is a model on its own."""
-    if not any(name.startswith(f"{MODEL}.") for name in tensors):
-        return {MODEL: dict(tensors)}
-    model = {name.removeprefix(f"{MODEL}."): one for name, one in tensors.items() if name.startswith(f"{MODEL}.")}
-    state: dict[str, dict[str, torch.Tensor]] = {}
+    """From names with dots to a model and its optimizers' state. Where a name has another prefix, all of it is a model
+    on its own, of whoever else writes such folders."""
+    model: dict[str, torch.Tensor] = {}
+    states: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
     for name, one in tensors.items():
-        if name.startswith(f"{OPTIMIZER}.state."):
-            parameter, _, buffer = name.removeprefix(f"{OPTIMIZER}.state.").rpartition(".")
-            state.setdefault(parameter, {})[buffer] = one
-    if not state:
-        return {MODEL: model}
-    return {MODEL: model, OPTIMIZER: {"state": state, "param_groups": [{"params": list(state)}]}}
+        part, _, rest = name.partition(".")
+        if part == MODEL and rest:
+            model[rest] = one
+        elif part in _PARTS and rest.startswith("state."):
+            parameter, _, buffer = rest.removeprefix("state.").rpartition(".")
+            states.setdefault(part, {}).setdefault(parameter, {})[buffer] = one
+        else:
+            return {MODEL: dict(tensors)}
+    optimizers = {part: {"state": state, "param_groups": [{"params": list(state)}]} for part, state in states.items()}
+    return {MODEL: model, **optimizers}
+
+
+def optimizers_in(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The optimizers' state dicts of what `read_dcp` has returned, by rule; '' of the one whose rule is not named."""
+    return {_PARTS[part]: one for part, one in content.items() if part in _PARTS}
 
 
 def _checked(folder: Path, content: Any) -> dict[str, Any]:

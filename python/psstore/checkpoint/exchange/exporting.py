@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from psstore.checkpoint.exchange.safetensors_file import write_safetensors
-from psstore.checkpoint.exchange.table_file import read_tables
+from psstore.checkpoint.exchange.table_file import TABLES_FILE, read_tables
 from psstore.checkpoint.exchange.whole_model import WholeModel, read_whole_model
 from psstore.checkpoint.reader import Checkpoint
 
@@ -23,7 +23,7 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path, *, form: str, allow_
     written = _write_model(folder, model, form=form, allow_pickle=allow_pickle)
     tables = read_tables(checkpoint)
     if tables:
-        written.append(folder / "tables.safetensors")
+        written.append(folder / TABLES_FILE)
         write_safetensors(written[-1], tables)
     return written
 

@@ -34,37 +34,36 @@ def import_model(
     """
     if rule is not None and (rule not in HYPER_DEFAULTS or not applies_by_decision(rule) or rule == "reduce"):
         raise BadArgument(f"rule {rule!r} is none that trains: expected sgd, adam, adamw, adagrad or rmsprop")
-    content = _read(source, allow_pickle=allow_pickle)
+    arrays, optimizers = _read(source, allow_pickle=allow_pickle)
     if optimizer is not None:
         from psstore.checkpoint.exchange.torch_files import read_torch_file
 
-        content["optimizer"] = read_torch_file(optimizer)
-    model = _model(content["model"], version)
-    if "optimizer" in content:
+        optimizers = {"": read_torch_file(optimizer)}
+    model = _model(arrays, version)
+    for its_rule, state_dict in optimizers.items():
         from psstore.checkpoint.exchange.torch_optimizer import take_over_state
 
-        take_over_state(model, content["optimizer"], names=names, rule=rule)
-    elif rule is not None:
-        _train(model, rule, _trained(content["model"], names))
+        take_over_state(model, state_dict, names=names, rule=its_rule or rule)
+    if not optimizers and rule is not None:
+        _train(model, rule, _trained(arrays, names))
     return model
 
 
-def _read(source: Path, *, allow_pickle: bool) -> dict[str, Any]:
-    if source.is_dir():
-        from psstore.checkpoint.exchange.dcp import read_dcp
-        from psstore.checkpoint.exchange.torch_files import tensors_in
-        from psstore.checkpoint.exchange.torch_optimizer import to_numpy
-
-        content = read_dcp(source, allow_pickle=allow_pickle)
-        tensors = tensors_in(source, content["model"])
-        return {**content, "model": {name: to_numpy(one) for name, one in tensors.items()}}
-    if source.suffix == ".safetensors":
-        return {"model": read_safetensors(source)}
+def _read(source: Path, *, allow_pickle: bool) -> tuple[dict[str, AnyArray], dict[str, Any]]:
+    """The model, and the optimizers' state dicts by rule, of those there are; '' of one that names none."""
+    if source.suffix == ".safetensors" and not source.is_dir():
+        return read_safetensors(source), {}
     from psstore.checkpoint.exchange.torch_files import read_torch_file, tensors_in
     from psstore.checkpoint.exchange.torch_optimizer import to_numpy
 
-    tensors = tensors_in(source, read_torch_file(source))
-    return {"model": {name: to_numpy(one) for name, one in tensors.items()}}
+    if source.is_dir():
+        from psstore.checkpoint.exchange.dcp import optimizers_in, read_dcp
+
+        content = read_dcp(source, allow_pickle=allow_pickle)
+        found, optimizers = content["model"], optimizers_in(content)
+    else:
+        found, optimizers = read_torch_file(source), {}
+    return {name: to_numpy(one) for name, one in tensors_in(source, found).items()}, optimizers
 
 
 def _model(arrays: Mapping[str, AnyArray], version: int) -> WholeModel:

@@ -18,6 +18,9 @@ from psstore.checkpoint.reader import Checkpoint
 from psstore.checkpoint.slots import SlotRecord
 from psstore.types import ID_BYTES, TensorSpec, record_bytes
 
+TABLES_FILE = "tables.safetensors"
+"""Name of the file that an export has of all tables."""
+
 STATES: Mapping[str, Sequence[str]] = {
     "sparse_sgd": (),
     "sparse_adagrad": ("sum",),

@@ -95,14 +95,15 @@ def _state(rule: str, tensor: WholeTensor) -> dict[str, Any]:
 def take_over_state(
     model: WholeModel, state_dict: Mapping[str, Any], *, names: Sequence[str] | None, rule: str | None
 ) -> None:
-    """Gives the model's tensors the rules, groups, steps and state of a torch optimizer's state dict. `names`: of its
-    parameters, in its order, if it does not say them; `rule`: if it can't be told. Raises BadArgument."""
+    """Gives the model's tensors the rules, groups, steps and state of a torch optimizer's state dict; its groups are
+    numbered behind those that there are. `names`: of its parameters, in its order, if it does not say them; `rule`: if
+    it can't be told. Raises BadArgument."""
     groups = _field(state_dict, "param_groups")
     numbers = list(chain.from_iterable(group["params"] for group in groups))
     named = _names(model, state_dict, numbers, names)
     tensors = {tensor.spec.name: tensor for tensor in model.tensors}
     hypers = dict(model.hypers)
-    for index, group in enumerate(groups):
+    for index, group in enumerate(groups, len(hypers)):
         chosen = rule or _rule_of(group)
         hypers[index] = HyperRecord(rule=chosen, values=_hyper(chosen, group))
         for number in group["params"]:
