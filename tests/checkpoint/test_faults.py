@@ -21,7 +21,7 @@ from psstore.checkpoint.ownership import take
 from psstore.checkpoint.place import COMPLETE, CheckpointPlace
 from psstore.checkpoint.reader import verify
 from psstore.checkpoint.remote_storage import RemoteStorage
-from psstore.checkpoint.storage import Storage, write_all
+from psstore.checkpoint.storage import Storage, read_all, write_all
 from psstore.errors import StorageError, StorageFailed
 from psstore.types import TensorSpec
 from tests.checkpoint.faults import (
@@ -150,6 +150,31 @@ def test_a_file_system_that_shows_files_and_never_replaces_will_do() -> None:
         checkpoint_once(storage, version)
         assert check_after(storage, at_least=version) == version
     check_recovery(storage)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_file_stays_where_the_one_in_its_place_can_not_be_renamed(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    storage = RemoteStorage(RenamingFileSystem(), f"/stays-{failing}", "renaming://stays")
+    write_all(storage, "x", b"old")
+    calls = 0
+    rename = RenamingFileSystem.mv
+
+    def mv(system: RenamingFileSystem, path: str, to: str, **named: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1 + failing:  # the first one finds that there is a file
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(system, path, to, **named)
+
+    monkeypatch.setattr(RenamingFileSystem, "mv", mv)
+    with pytest.raises(StorageFailed, match="could not be written"):
+        write_all(storage, "x", b"new")
+    assert read_all(storage, "x", at_most=9) == b"old"
+    write_all(storage, "x", b"new")
+    assert read_all(storage, "x", at_most=9) == b"new"
+    assert [entry.name for entry in storage.entries("")] == ["x"]
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

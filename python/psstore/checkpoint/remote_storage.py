@@ -48,12 +48,10 @@ class RemoteStorage:
     def create(self, path: str) -> RemoteSink:
         target = self._path(path)
         with storage_errors(self, path, "created"):
-            folder, _, name = target.rpartition("/")
             if self._appears_whole:
                 return RemoteSink(self, path, self._fs, written_as=target, target=target)
-            self._fs.makedirs(folder, exist_ok=True)
-            partial = f"{folder}/.{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
-            return RemoteSink(self, path, self._fs, written_as=partial, target=target)
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            return RemoteSink(self, path, self._fs, written_as=_partial(target), target=target)
 
     def size(self, path: str) -> int:
         with storage_errors(self, path, "looked at", missing=True):
@@ -157,23 +155,41 @@ class RemoteSink:
                 self._fs.rm_file(self._written_as)
 
     def _move(self) -> None:
-        """Over a file of that name, if there is one: some file systems replace it, others refuse."""
+        """Over a file of that name, if there is one: some file systems replace it, others refuse. There it has another
+        name until the new one is in its place, and comes back if that fails."""
         try:
-            self._rename()
+            self._rename(self._written_as, self._target)
+            return
         except Exception:
             self._fs.invalidate_cache()
             if not self._fs.exists(self._target) or not self._fs.exists(self._written_as):
                 raise
-            self._fs.rm_file(self._target)
-            self._rename()
+        aside = _partial(self._target)
+        try:
+            self._rename(self._target, aside)
+            self._rename(self._written_as, self._target)
+        except Exception:
+            with suppress(Exception):
+                self._fs.invalidate_cache()
+                if not self._fs.exists(self._target):
+                    self._rename(aside, self._target)
+            raise
+        with suppress(Exception):
+            self._fs.rm_file(aside)
 
-    def _rename(self) -> None:
+    def _rename(self, path: str, to: str) -> None:
         """fsspec's own `mv` copies, and takes brackets in names for patterns; file systems that rename have theirs."""
         if _renames(self._fs):
-            self._fs.mv(self._written_as, self._target)
+            self._fs.mv(path, to)
         else:
-            self._fs.cp_file(self._written_as, self._target)
-            self._fs.rm_file(self._written_as)
+            self._fs.cp_file(path, to)
+            self._fs.rm_file(path)
+
+
+def _partial(target: str) -> str:
+    """A name for what is not, or not any more, the file of that name."""
+    folder, _, name = target.rpartition("/")
+    return f"{folder}/.{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
 
 
 def _renames(fs: Any) -> bool:
