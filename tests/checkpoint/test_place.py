@@ -246,6 +246,22 @@ def test_a_released_place_is_free(storage: Storage) -> None:
     take(storage, sleep=never)
 
 
+def test_a_record_that_was_lost_is_written_again(storage: Storage) -> None:
+    first = take(storage)
+    storage.remove(OWNER)
+    first.check()
+    with pytest.raises(CheckpointPlaceTaken, match=f"store {first.owner} on .* lives"):
+        take(storage, sleep=lives(first))
+
+
+def test_a_record_that_is_gone_after_a_lease_may_have_been_anothers(storage: Storage) -> None:
+    first = take(storage, lease_s=0)
+    storage.remove(OWNER)
+    with pytest.raises(CheckpointPlaceTaken, match="somebody who has left again has taken this place over"):
+        first.renew()
+    assert read_owner(storage) is None
+
+
 def test_a_dead_process_of_this_machine_is_no_owner(storage: Storage) -> None:
     take(storage)
     child = subprocess.run(

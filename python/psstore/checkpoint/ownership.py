@@ -58,6 +58,8 @@ class Ownership:
     def __init__(self, storage: Storage, record: OwnerRecord) -> None:
         self._storage = storage
         self._record = record
+        self._said_at = time.monotonic()
+        """When it was said last that the owner lives."""
 
     @property
     def owner(self) -> str:
@@ -69,8 +71,12 @@ class Ownership:
         return self._record.lease_s / 3
 
     def check(self) -> None:
-        """Raises CheckpointPlaceTaken if another store has taken the place over."""
+        """Raises CheckpointPlaceTaken if another store has taken the place over. A file that is not there, and can't
+        have been anybody else's within the lease, was lost: it is written again."""
         found = read_owner(self._storage)
+        if found is None and time.monotonic() - self._said_at < self._record.lease_s:
+            self._storage.claim(OWNER, msgspec.json.encode(self._record))
+            found = read_owner(self._storage)
         if found is None or found.owner != self._record.owner:
             raise _taken(self._storage, found, "has taken this place over: this store writes no more checkpoints here")
 
@@ -79,6 +85,7 @@ class Ownership:
         self.check()
         self._record = msgspec.structs.replace(self._record, beat=self._record.beat + 1)
         _write(self._storage, self._record)
+        self._said_at = time.monotonic()
 
     def release(self) -> None:
         """Leaves the place to whoever comes next; if another one has it already, that is so."""
