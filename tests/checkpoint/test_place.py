@@ -18,7 +18,7 @@ from psstore.checkpoint.ownership import OWNER, OwnerRecord, Ownership, read_own
 from psstore.checkpoint.place import COMPLETE, DAMAGED, UNFINISHED, CheckpointPlace, open_checkpoint
 from psstore.checkpoint.storage import Storage, write_all
 from psstore.checkpoint.url import CheckpointUrl, open_storage, parse_url, version_of
-from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound, CheckpointPlaceTaken
+from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound, CheckpointPlaceTaken, StorageFailed
 from psstore.types import TensorSpec
 from tests.checkpoint.support import make_model, write_model
 
@@ -84,6 +84,14 @@ def test_only_a_version_is_a_folder_of_a_version() -> None:
 def test_an_unknown_protocol_is_refused_with_what_to_do() -> None:
     with pytest.raises(BadArgument, match=r"nowhere://x can't be opened.*pip install 'psstore\[storage\]'"):
         open_storage("nowhere://x")
+
+
+def test_storage_that_is_not_there_when_it_is_opened_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match=r"ftp://127\.0\.0\.1:1/run could not be opened: .*refused"):
+        open_storage("ftp://127.0.0.1:1/run")
+    (tmp_path / "no.zip").touch()
+    with pytest.raises(StorageFailed, match="could not be opened: BadZipFile"):
+        open_storage(f"zip://run::file://{tmp_path}/no.zip")
 
 
 # ---- list and latest ----

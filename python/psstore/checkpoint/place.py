@@ -87,7 +87,7 @@ class OpenedUrl(NamedTuple):
 
 
 def open_place(url: str, **options: Any) -> OpenedUrl:
-    """From URL, URL@VERSION or URL@latest. `options`: fsspec's. Raises BadArgument."""
+    """From URL, URL@VERSION or URL@latest. `options`: fsspec's. Raises BadArgument, StorageFailed."""
     chosen: CheckpointUrl = parse_url(url)
     return OpenedUrl(CheckpointPlace(open_storage(chosen.place, **options)), chosen.version)
 

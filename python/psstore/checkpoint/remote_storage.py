@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from psstore.checkpoint.storage import PARTIAL_SUFFIX, Listed, storage_errors
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, StorageFailed
 
 OBJECT_STORES = frozenset(
     {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "ocilake", "tos", "obs", "hf", "r2"}
@@ -24,12 +24,15 @@ INSTALL = "pip install 'psstore[storage]', and the library of that kind of stora
 
 
 def open_remote(url: str, **options: Any) -> RemoteStorage:
-    """`options`: fsspec's, of that kind of storage. Raises BadArgument for what fsspec can't open."""
+    """`options`: fsspec's, of that kind of storage. Raises BadArgument for what fsspec can't open, and StorageFailed
+    where a kind of storage that is connected to at once, as FTP, is not there."""
     try:
         core = import_module("fsspec.core")
         fs, root = core.url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, TypeError) as error:
         raise BadArgument(f"{url} can't be opened: {error}; {INSTALL}") from error
+    except Exception as error:  # its library's own classes, too
+        raise StorageFailed(f"{url} could not be opened: {type(error).__name__}: {error}", file=url) from error
     return RemoteStorage(fs, root, url)
 
 

@@ -48,8 +48,8 @@ def version_of(folder: str) -> int | None:
 
 
 def open_storage(place: str, **options: Any) -> Storage:
-    """The storage of a place: without a protocol, or with file://, the host's own file system; else fsspec's. Opens
-    nothing yet."""
+    """The storage of a place: without a protocol, or with file://, the host's own file system; else fsspec's. Raises
+    BadArgument, StorageFailed."""
     local = _LOCAL.fullmatch(place)
     if local is not None or "://" not in place:
         return LocalStorage(local["path"] if local else place)
