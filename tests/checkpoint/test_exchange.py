@@ -277,6 +277,48 @@ def test_a_folder_of_a_model_alone_comes_in_whole(tmp_path: Path) -> None:
 # ---- what comes in ----
 
 
+@pytest.mark.parametrize(
+    ("state_dict", "said"),
+    [
+        ({"state": {}, "param_groups": 5}, "not iterable"),
+        ({"state": {}, "param_groups": [{"lr": 0.1}]}, "'params'"),
+        ({"state": {}, "param_groups": [{"params": ["w"], "lr": None}]}, "not 'NoneType'"),
+        ({"state": {"w": {"exp_avg": 0.5}}, "param_groups": [{"params": ["w"]}]}, "has no attribute 'shape'"),
+        ({"state": {"w": {"step": -1}}, "param_groups": [{"params": ["w"]}]}, "'w' is that of -1 steps"),
+        ({"state": {}, "param_groups": [{"params": ["w", "w"]}]}, "of which 'w' comes twice"),
+    ],
+)
+def test_the_state_of_another_kind_of_optimizer_is_refused(tmp_path: Path, state_dict: Any, said: str) -> None:
+    torch.save({"w": torch.zeros(2), "v": torch.zeros(2)}, tmp_path / "model.pt")
+    torch.save(state_dict, tmp_path / "optimizer.pt")
+    with pytest.raises(BadArgument, match=said):
+        import_model(tmp_path / "model.pt", optimizer=tmp_path / "optimizer.pt", rule="adam")
+
+
+def test_short_floats_come_in_and_what_is_no_array_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.tensor([0.5, -2.0]).to(torch.float8_e4m3fn)}, tmp_path / "model.pt")
+    (tensor,) = import_model(tmp_path / "model.pt").tensors
+    assert (tensor.spec.dtype, tensor.value.tolist()) == ("float32", [0.5, -2.0])
+    torch.save({"w": torch.zeros(2, device="meta")}, tmp_path / "model.pt")
+    with pytest.raises(BadArgument, match="has 'w', which is no array: Cannot copy out of meta"):
+        import_model(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("shape", [b"[1e999]", b"[" * 100_000])
+def test_a_header_of_numbers_and_depths_that_nobody_has_is_refused(tmp_path: Path, shape: bytes) -> None:
+    header = b'{"w":{"dtype":"F32","shape":' + shape + b',"data_offsets":[0,4]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(BadArgument, match="is no safetensors file"):
+        import_model(tmp_path / "model.safetensors")
+
+
+def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
+    """A place of checkpoints is such a folder."""
+    write_model(LocalStorage(tmp_path), make_model(specs_of_every_rule()), 1)
+    with pytest.raises(BadArgument, match=f"{tmp_path} holds no tensors"):
+        import_model(tmp_path)
+
+
 def test_safetensors_of_any_dtype_come_in(tmp_path: Path) -> None:
     arrays = {
         "half": torch.randn(3, 4).half(),

@@ -35,6 +35,11 @@ def import_model(
     if rule is not None and (rule not in HYPER_DEFAULTS or not applies_by_decision(rule) or rule == "reduce"):
         raise BadArgument(f"rule {rule!r} is none that trains: expected sgd, adam, adamw, adagrad or rmsprop")
     arrays, optimizers = _read(source, allow_pickle=allow_pickle)
+    if not arrays:
+        raise BadArgument(
+            f"{source} holds no tensors: expected a .safetensors file, a file of torch.save's, or a folder of"
+            " torch.distributed.checkpoint's"
+        )
     if optimizer is not None:
         from psstore.checkpoint.exchange.torch_files import read_torch_file
 
@@ -63,7 +68,13 @@ def _read(source: Path, *, allow_pickle: bool) -> tuple[dict[str, AnyArray], dic
         found, optimizers = content["model"], optimizers_in(content)
     else:
         found, optimizers = read_torch_file(source), {}
-    return {name: to_numpy(one) for name, one in tensors_in(source, found).items()}, optimizers
+    arrays = {}
+    for name, one in tensors_in(source, found).items():
+        try:
+            arrays[name] = to_numpy(one)
+        except (TypeError, RuntimeError) as error:  # NotImplementedError, too
+            raise BadArgument(f"{source} has {name!r}, which is no array: {error}") from None
+    return arrays, optimizers
 
 
 def _model(arrays: Mapping[str, AnyArray], version: int) -> WholeModel:

@@ -61,7 +61,7 @@ def read_safetensors(path: Path) -> dict[str, AnyArray]:
             header.pop(METADATA, None)
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[8 + length :]
             return {name: _array(one, content) for name, one in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise BadArgument(f"{path} is no safetensors file: {error}") from None
 
 

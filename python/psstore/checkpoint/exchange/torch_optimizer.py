@@ -7,6 +7,7 @@ torch numbers parameters group by group; 'names' has theirs in that order, and t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
@@ -42,6 +43,9 @@ ONLY_OF = {"dampening": "sgd", "lr_decay": "adagrad", "alpha": "rmsprop", "activ
 
 FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered"})
 """Hyper-parameters that are bools to torch."""
+
+MAX_STEPS = 1 << 53
+"""Steps of a slot that a store takes: a rule counts them in float64."""
 
 StateDict = dict[str, Any]
 
@@ -98,6 +102,15 @@ def take_over_state(
     """Gives the model's tensors the rules, groups, steps and state of a torch optimizer's state dict; its groups are
     numbered behind those that there are. `names`: of its parameters, in its order, if it does not say them; `rule`: if
     it can't be told. Raises BadArgument."""
+    try:
+        _take_over(model, state_dict, names, rule)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
+        raise BadArgument(
+            f"the optimizer's file is no state_dict() of an optimizer that the store has a rule for: {error!r}"
+        ) from error
+
+
+def _take_over(model: WholeModel, state_dict: Mapping[str, Any], names: Sequence[str] | None, rule: str | None) -> None:
     groups = _field(state_dict, "param_groups")
     numbers = list(chain.from_iterable(group["params"] for group in groups))
     named = _names(model, state_dict, numbers, names)
@@ -134,8 +147,10 @@ def _names(
         said = [tensor.spec.name for tensor in model.tensors]
     known = {tensor.spec.name for tensor in model.tensors}
     unknown = [name for name in said if name not in known]
-    if len(said) != len(numbers) or unknown:
+    twice = [name for name, count in Counter(said).items() if count > 1]
+    if len(said) != len(numbers) or unknown or twice:
         also = f", of which {unknown[0]!r} is not in the model" if unknown else ""
+        also += f", of which {twice[0]!r} comes twice" if twice else ""
         raise BadArgument(
             f"the optimizer has {len(numbers)} parameters, and {len(said)} names are known for them{also}: say their"
             " names, one a line, in the order of the optimizer's parameters (--names FILE)"
@@ -181,10 +196,14 @@ def _take_state(tensor: WholeTensor, state: Mapping[str, Any]) -> None:
             )
         tensor.state[name] = np.ascontiguousarray(to_numpy(value), dtype=tensor.spec.dtype)
     tensor.steps = int(state["step"]) if "step" in state else int(bool(buffers))
+    if not 0 <= tensor.steps <= MAX_STEPS:
+        raise BadArgument(f"the optimizer's state of {tensor.spec.name!r} is that of {tensor.steps} steps")
 
 
 def to_numpy(value: torch.Tensor) -> AnyArray:
-    """The tensor as numpy has it: bfloat16, which that lacks, as float32. Copies no more than it must."""
+    """The tensor as numpy has it: bfloat16, and what is shorter, which that lacks, as float32. Copies no more than it
+    must. Raises TypeError, RuntimeError for what is none, as quantized and sparse ones are."""
     plain = value.detach().to("cpu")
-    array: AnyArray = (plain.to(torch.float32) if plain.dtype == torch.bfloat16 else plain).contiguous().numpy()
+    is_short = plain.is_floating_point() and plain.dtype not in (torch.float16, torch.float32, torch.float64)
+    array: AnyArray = (plain.to(torch.float32) if is_short else plain).contiguous().numpy()
     return array
