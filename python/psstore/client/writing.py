@@ -88,6 +88,7 @@ class Writing:
         with self._context.forgetting_unknown(layout.tensors):
             if op == "PUSH":
                 await self._norm.settle(None)
+                client.need_open("push")  # before anything is forgotten of what was pushed
                 self._context.coded.pushing(layout)
                 push = self._begin_push()
                 try:
@@ -176,6 +177,8 @@ class Writing:
             of_op[2].append(codec)
         await self._first_values([t for (op, *_), (written, *_) in chosen.items() if op != "ASSIGN" for t in written])
         if asked.codec is not None:
+            if len({tensor.id for tensor in tensors}) < len(tensors):
+                raise BadArgument("push_many: a tensor comes twice, and a codec keeps back what it loses of one push")
             await self._norm.settle(None)  # it tells what becomes of the last round's residuals
         for (wire_op, place, in_codecs), (written, sources, encoders) in chosen.items():
             if in_codecs:
@@ -210,6 +213,8 @@ class Writing:
         """Returns a push in codecs of values that are all on one device: encoded there, or on the CPU if the device has
         no memory for their residuals."""
         coded = self._context.coded
+        if wire_op == "PUSH":
+            self._context.client.need_open("push")
         push = self._begin_push()
         try:
             if place is not None:

@@ -12,7 +12,7 @@ import pytest
 
 import psstore
 from psstore.codec.codecs import parse
-from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
+from psstore.errors import BadArgument, DeadlineExceeded, DTypeMismatch, ShapeMismatch
 from tests.client.compression.codec_support import SLICE_ELEMS, Floats, N, said
 from tests.client.compression.codec_support import values as gradient
 
@@ -120,6 +120,21 @@ def test_a_late_worker_keeps_its_residual_of_before() -> None:
         assert slow.commit().late
         assert slow.residuals(["g"]) == {}
         np.testing.assert_array_equal(kept(fast), gradient(2, 5000) - said("sign", gradient(2, 5000)))
+
+
+def test_a_push_that_is_refused_after_a_commit_leaves_what_that_round_keeps_back() -> None:
+    with psstore.LocalStore(workers=2) as server, server.connect(rank=0) as one, server.connect(rank=1) as two:
+        for store in (one, two):
+            store.create("g", shape=(5000,), rule="reduce")
+        one.push("g", gradient(1, 5000), codec="sign")
+        with pytest.raises(DeadlineExceeded):
+            one.commit(wait_s=0.05)
+        for codec in (None, "sign"):
+            with pytest.raises(BadArgument, match="was committed"):
+                one.push("g", gradient(2, 5000), codec=codec)
+        two.commit()
+        assert one.commit().counts
+        np.testing.assert_array_equal(kept(one), gradient(1, 5000) - said("sign", gradient(1, 5000)))
 
 
 @pytest.mark.parametrize(("value", "counts"), [(1.0, True), (np.inf, False)])
@@ -238,6 +253,9 @@ def test_what_can_not_be_in_a_codec_is_refused(store: psstore.Store) -> None:
         store.push("double", gradient(1, 5000).astype(np.float64), codec="int8")
     with pytest.raises(BadArgument, match="int4"):
         store.push("plain", gradient(1, 5000), codec="int4")
+    store.create("sum", shape=(5000,), rule="add")
+    with pytest.raises(BadArgument, match="comes twice"):
+        store.push_many([("sum", gradient(1, 5000)), ("sum", gradient(2, 5000))], codec="int8")
 
 
 def test_the_example_of_the_page_runs(repository: Path) -> None:
