@@ -179,6 +179,33 @@ def test_another_attempt_at_a_version_replaces_the_first(storage: Storage) -> No
     assert statuses(storage) == {1: COMPLETE}
 
 
+def test_a_folder_of_somebody_elses_keeps_no_version_from_going(storage: Storage) -> None:
+    for version in (1, 2, 3, 4):
+        write(storage, version)
+    write_all(storage, "v000000000002/notes/x", b"mine")
+    assert owned(storage, keep=1).tidy_up() == [3, 2, 1]
+    assert statuses(storage) == {2: UNFINISHED, 4: COMPLETE}
+    assert [entry.name for entry in storage.entries("v000000000002")] == ["notes"]
+
+
+def test_a_version_that_can_not_be_removed_keeps_no_other_one_from_going(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (1, 2, 3):
+        write(storage, version)
+    remove = storage.remove
+
+    def refuse(path: str) -> None:
+        if path.startswith("v000000000002/"):
+            raise StorageFailed("it is locked")
+        remove(path)
+
+    monkeypatch.setattr(storage, "remove", refuse)
+    with pytest.raises(StorageFailed, match="it is locked"):
+        owned(storage, keep=1).tidy_up()
+    assert statuses(storage) == {2: COMPLETE, 3: COMPLETE}
+
+
 def test_keep_is_at_least_one(storage: Storage) -> None:
     with pytest.raises(BadArgument, match="keep is 0"):
         owned(storage, keep=0)

@@ -7,6 +7,7 @@ disk: after a power cut it is there whole, or it is not there.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,7 +69,11 @@ class LocalStorage:
 
     def remove_folder(self, path: str) -> None:
         with storage_errors(self, path, "removed"), suppress(FileNotFoundError):
-            os.rmdir(self.root / path)
+            try:
+                os.rmdir(self.root / path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
 
     def claim(self, path: str, content: bytes) -> bool:
         """Atomic: the file appears under its name with its content, or another one was there first."""

@@ -21,7 +21,7 @@ from psstore.checkpoint.reader import check_sizes, read_base
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.url import folder_of
 from psstore.checkpoint.writer import commit, new_attempt
-from psstore.errors import BadArgument, CheckpointDamaged
+from psstore.errors import BadArgument, CheckpointDamaged, StorageFailed
 
 
 class _BegunVersion(NamedTuple):
@@ -104,10 +104,12 @@ class OwnedPlace:
         Returns the versions that are gone.
 
         Never the newest complete one, nor what is being written, nor what one that stays is a delta of. A damaged one
-        goes when as many newer ones are complete as are to be kept.
+        goes when as many newer ones are complete as are to be kept. Where storage refuses to remove one, it says so in
+        the end, once the others are gone.
         """
         self._ownership.check()
         gone = []
+        refused: StorageFailed | None = None
         under_way = list(self._under_way.values())  # another thread begins and abandons attempts
         retention = Retention(self._keep, (attempt.base for attempt in under_way))
         for version in reversed(self.place.folders()):
@@ -115,21 +117,28 @@ class OwnedPlace:
                 continue
             found = self.place.look_at(version) if retention.may_stay(version) else None
             if found is None or found.status == UNFINISHED:
-                self._remove(version)
-                gone.append(version)
+                try:
+                    self._remove(version)
+                    gone.append(version)
+                except StorageFailed as error:
+                    refused = refused or error
                 continue
             base = found.manifest.base if found.manifest is not None else None
             retention.stays(is_complete=found.status == COMPLETE, base=base)
             if found.status == COMPLETE and found.manifest is not None:
                 self._sweep(found.manifest)
+        if refused is not None:
+            raise refused
         return gone
 
     def _remove(self, version: int) -> None:
-        """The manifest first: from then on there is no checkpoint, and the rest can be removed at any time."""
+        """The manifest first: from then on there is no checkpoint, and the rest can be removed at any time. Folders in
+        it are somebody else's."""
         folder = folder_of(version)
         self._storage.remove(f"{folder}/{MANIFEST}")
         for entry in self._storage.entries(folder):
-            self._storage.remove(f"{folder}/{entry.name}")
+            if not entry.is_folder:
+                self._storage.remove(f"{folder}/{entry.name}")
         self._storage.remove_folder(folder)
 
     def _sweep(self, manifest: Manifest) -> None:
