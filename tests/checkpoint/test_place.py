@@ -275,6 +275,15 @@ def test_an_owner_that_lost_its_place_commits_nothing(storage: Storage) -> None:
     assert CheckpointPlace(storage).latest() == 1
 
 
+def test_who_has_claimed_a_place_without_hearing_of_it_need_not_wait(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As libraries of object stores do, which ask again where no answer came."""
+    claim = storage.claim
+    monkeypatch.setattr(storage, "claim", lambda path, content: claim(path, content) and claim(path, content))
+    take(storage, sleep=never).check()
+
+
 def test_a_released_place_is_free(storage: Storage) -> None:
     first = take(storage)
     first.release()

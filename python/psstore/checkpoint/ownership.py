@@ -113,7 +113,8 @@ def take(
     if storage.claim(OWNER, msgspec.json.encode(mine)):
         return _confirmed(storage, mine)
     there = read_owner(storage)
-    if there is not None and not (take_over or _is_gone(there)):
+    is_mine = there is not None and there.owner == mine.owner  # storage was asked twice, as its answer was lost
+    if there is not None and not (take_over or is_mine or _is_gone(there)):
         _watch(storage, there, sleep)
     _write(storage, mine)
     return _confirmed(storage, mine)
