@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,12 +29,27 @@ def simulated(shard: _core.Shard) -> Saver:
     return SimulatedSaver(Archive(lambda _: {}), shard, 0)
 
 
-def written(saver: Saver, fact: m.SaveFact, tensor: Tensor) -> bytes:
+def written(saver: Saver, fact: m.SaveFact, *tensors: Tensor) -> bytes:
     for _ in range(1000):
-        if (record := saver.save(fact, {tensor.id: tensor})) is not None:
+        if (record := saver.save(fact, {tensor.id: tensor for tensor in tensors})) is not None:
             return record
         time.sleep(0.01)
     raise AssertionError("it is never written")
+
+
+def test_an_attempt_waits_for_one_that_came_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no error, which shards log: whoever leads the new one asks fifty times a second."""
+    ended = threading.Event()
+    saver = ShardSaver(_core.Shard(index=0), index=0, num_shards=1)
+    monkeypatch.setattr(saver, "write", lambda fact, _: ended.wait() and fact.attempt.encode())
+
+    def attempt(name: str) -> m.SaveFact:
+        return m.SaveFact(url=str(tmp_path), version=0, attempt=name, reader=READER, tensors=())
+
+    assert saver.save(attempt("1"), {}) is None
+    assert saver.save(attempt("2"), {}) is None
+    ended.set()
+    assert written(saver, attempt("2")) == b"2"
 
 
 @pytest.mark.parametrize("make", [real, simulated])

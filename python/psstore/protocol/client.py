@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from psstore import _core
@@ -20,7 +19,6 @@ from psstore.errors import (
     NotAWorker,
     NotInitialised,
     OutOfMemory,
-    Overloaded,
     PsstoreError,
     TornRound,
     UnknownTensor,
@@ -539,9 +537,8 @@ class Client:
                     continue  # somebody else was first
                 body, hold = m.Save(fact=begun.save, decisions=begun.decisions), Hold(reader, begun.version)
                 while None in saved:
-                    with suppress(Overloaded):  # a shard writes an attempt still that has come to nothing
-                        replies = await collect([self._request(session, "SAVE", body=body) for session in self.shards])
-                        saved = tuple(_expect(m.Saved, reply).saved for reply in replies)
+                    replies = await collect([self._request(session, "SAVE", body=body) for session in self.shards])
+                    saved = tuple(_expect(m.Saved, reply).saved for reply in replies)
                     if None in saved:
                         await again()
                         await self._settle(hold, wait_s=self.timeout_s)  # it stays for those who are heard of

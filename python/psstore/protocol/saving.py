@@ -18,9 +18,9 @@ class Saver(Protocol):
     """Writes the shard's part."""
 
     def save(self, fact: SaveFact, tensors: Mapping[int, Tensor]) -> bytes | None:
-        """What is written, for the manifest; None: it is being written. `tensors`: those that the shard knows, by id.
-        Raises StorageError, VersionGone, Overloaded if another attempt is being written. An attempt that has failed
-        with one of the first two fails for good: who asks again may not have heard of it."""
+        """What is written, for the manifest; None: it is being written, or another attempt is still. `tensors`: those
+        that the shard knows, by id. Raises StorageError, VersionGone: an attempt that has failed fails for good, since
+        who asks again may not have heard of it."""
 
 
 class Keeper(Protocol):

@@ -20,7 +20,7 @@ from psstore.checkpoint.shard_file import ShardPiece
 from psstore.checkpoint.slots import SlotTable
 from psstore.checkpoint.state import ShardState, TensorRecord
 from psstore.checkpoint.writer import ShardFileWriter
-from psstore.errors import Overloaded, PsstoreError, StorageFailed, VersionGone
+from psstore.errors import PsstoreError, StorageFailed, VersionGone
 from psstore.types import Tensor
 from psstore.wire.messages import SaveFact
 
@@ -49,7 +49,7 @@ class ShardSaver:
         """See protocol/saving.py."""
         if self._job is None or self._job.fact.attempt != fact.attempt:
             if self._job is not None and self._job.thread.is_alive():
-                raise Overloaded(f"shard {self._index} is still writing version {self._job.fact.version}; ask again")
+                return None  # what came to nothing is still being written
             self._job = _Job(self, fact, _records(tensors, fact))
         return self._job.result()
 
