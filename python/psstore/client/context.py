@@ -24,10 +24,10 @@ class Context:
     def __init__(self, client: Client, *, wait_s: float, pace: Pace | None, over_sockets: bool) -> None:
         self.client = client
         self.layouts = Layouts(client.ways)
-        self.schema = Schema(client, on_changed=self.layouts.forget_plans)
         self.first_values = FirstValues(client)
         self.transfers = Transfers(client)
         self.coded = Coded(self.layouts, self.transfers)
+        self.schema = Schema(client, on_changed=self.layouts.forget_plans, on_overwritten=self.coded.forget)
         self.pace = pace
         """Paces pushes over links that workers share; None: nothing to pace."""
         self._wait_s = wait_s

@@ -32,9 +32,13 @@ class Schema:
     """Definitions by name, learned when they are first needed. They never change; a tensor that was dropped or
     overwritten is learned anew."""
 
-    def __init__(self, client: Client, *, on_changed: Callable[[], None]) -> None:
-        """`on_changed`: called when a name has come to mean something else."""
+    def __init__(
+        self, client: Client, *, on_changed: Callable[[], None], on_overwritten: Callable[[Sequence[Tensor]], None]
+    ) -> None:
+        """`on_changed`: called when a name has come to mean something else; `on_overwritten`: with what it meant, if
+        that is gone."""
         self._on_changed = on_changed
+        self._on_overwritten = on_overwritten
         self._client = client
         self._tensors: dict[str, Tensor] = {}
         self._groups: set[int] | None = None
@@ -45,6 +49,8 @@ class Schema:
             before = self._tensors.get(tensor.spec.name)
             if before is not None and before != tensor:
                 self._on_changed()
+                if before.id != tensor.id:
+                    self._on_overwritten([before])
             self._tensors[tensor.spec.name] = tensor
         self._groups = None
 

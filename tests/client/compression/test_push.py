@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import psstore
@@ -242,6 +243,18 @@ def test_a_dropped_tensor_takes_its_residual_along(store: psstore.Store) -> None
     store.drop("g")
     store.create("g", shape=(4000,), rule="reduce")
     assert store.residuals(["g"]) == {}
+
+
+def test_nothing_is_kept_of_a_tensor_that_was_overwritten(store: psstore.Store) -> None:
+    num_elems = 1_000_000
+    used = []
+    for _ in range(8):
+        store.create("g", np.zeros(num_elems, np.float32), rule="sgd", exist="overwrite")
+        store.push("g", np.ones(num_elems, np.float32), codec="int8")
+        store.commit({"lr": 1.0})
+        store.pull("g", codec="int8")
+        used.append(psutil.Process().memory_info().rss)
+    assert used[-1] - used[2] < 4 * num_elems, "two of 4 bytes an element were left by each"
 
 
 def test_what_can_not_be_in_a_codec_is_refused(store: psstore.Store) -> None:
