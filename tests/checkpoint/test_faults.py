@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -175,6 +176,27 @@ def test_a_file_stays_where_the_one_in_its_place_can_not_be_renamed(
     write_all(storage, "x", b"new")
     assert read_all(storage, "x", at_most=9) == b"new"
     assert [entry.name for entry in storage.entries("")] == ["x"]
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that can't bring folders to the disk."""
+    fsync = os.fsync
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def sync_files(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "fsync", sync_files)
+    storage = LocalStorage(tmp_path / "place")
+    checkpoint_once(storage, 1)
+    assert check_after(storage, at_least=1) == 1
+    assert not storage.claim("owner.json", b"another")
+    assert [entry.name for entry in storage.entries("")] == ["owner.json", "v000000000001"]
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

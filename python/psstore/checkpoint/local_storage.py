@@ -18,6 +18,10 @@ from psstore.checkpoint.storage import PARTIAL_SUFFIX, Listed, storage_errors
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
+UNSUPPORTED = frozenset({errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What file systems say to hard links, and to a folder that is to be brought to the disk, that know of no such thing:
+FAT, SMB, and many in user space, as clouds' drives are."""
+
 MAX_VIEWS = 1024
 """Buffers that one call of the system takes: Linux's IOV_MAX."""
 
@@ -76,7 +80,8 @@ class LocalStorage:
                     raise
 
     def claim(self, path: str, content: bytes) -> bool:
-        """Atomic: the file appears under its name with its content, or another one was there first."""
+        """Atomic: the file appears under its name with its content, or another one was there first. Where the file
+        system has no hard links it appears before its content."""
         target = self.root / path
         with storage_errors(self, path, "created"):
             _make_folder(target.parent)
@@ -85,7 +90,7 @@ class LocalStorage:
             try:
                 _write(fd, [memoryview(content)])
                 os.fsync(fd)
-                os.link(partial, target)
+                _link(partial, target, content)
             except FileExistsError:
                 return False
             finally:
@@ -151,6 +156,25 @@ def _partial(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
 
 
+def _link(partial: Path, target: Path, content: bytes) -> None:
+    """Gives a file with that content its name, unless that is another one's. Raises FileExistsError, OSError."""
+    try:
+        os.link(partial, target)
+        return
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    fd = os.open(target, NEW_FILE, 0o666)
+    try:
+        _write(fd, [memoryview(content)])
+        os.fsync(fd)
+    except BaseException:
+        os.unlink(target)
+        raise
+    finally:
+        os.close(fd)
+
+
 def _make_folder(folder: Path) -> None:
     """With those above it, each of them durable."""
     if os.path.isdir(folder):
@@ -165,6 +189,9 @@ def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
     finally:
         os.close(fd)
 
