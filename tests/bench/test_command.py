@@ -10,12 +10,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
+import psstore
 from psstore.cli.main import app
 from psstore.errors import StoreUnreachable
 from psstore.net.address import TcpAddress
@@ -58,6 +60,22 @@ def test_bench_measures_the_store_and_plain_sockets_over_the_same_transport(star
         for times in (row["store"], row["raw"]):
             assert isinstance(times, dict)
             assert 0 < times["min_s"] <= times["median_s"] <= times["p99_s"]
+
+
+def test_bench_shares_no_memory_with_a_store_that_it_holds_against_sockets(
+    start: StartCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would have used more of the network than that carries."""
+    cluster, connect = start(), psstore.connect
+    transports: list[str] = []
+
+    def noted(*arguments: Any, transport: Any, **options: Any) -> psstore.Store:
+        transports.append(transport)
+        return connect(*arguments, transport=transport, **options)
+
+    monkeypatch.setattr(psstore, "connect", noted)
+    assert rows(bench(cluster.url, "--json", *FEW))
+    assert transports == [cluster.transport]
 
 
 def test_bench_leaves_the_store_and_a_round_under_way_as_they_were(start: StartCluster) -> None:

@@ -1,7 +1,8 @@
 """`psstore bench`: how fast a running store takes a model and gives it back, beside what its network carries.
 
 A plain client with plain tensors of its own under a prefix that nobody else has, which it drops in the end: training
-goes on beside it, and shares links and shards with it meanwhile.
+goes on beside it, and shares links and shards with it meanwhile. It goes over sockets of the URL's kind, also where
+memory could be shared with the store: plain sockets are what it is held against.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from psstore.exit_codes import EXIT_MISSING
 
 if TYPE_CHECKING:
     import psstore
+    from psstore.config import Transport
     from psstore.net.address import Address
     from psstore.net.baseline import RawLinks
 
@@ -82,7 +84,8 @@ def bench(
 
     Pushes are plain ones, of tensors that the command creates and drops: no round, no update. A training under way is
     not touched, but shares its links and its shards' time. Plain sockets do the same beside it, in turns: to a process
-    of this machine if the store is here, else to where `--serve` runs.
+    of this machine if the store is here, else to where `--serve` runs. The store is reached over sockets as well, and
+    not through shared memory.
     """
     end_as_by_ctrl_c()
     try:
@@ -123,14 +126,15 @@ def measure(
     """The store's URL, its number of shards, and what was measured. Raises PsstoreError."""
     import psstore
     from psstore.config import worker_environment
-    from psstore.net.address import parse_address
+    from psstore.net.address import TcpAddress, parse_address
 
     chosen = url or worker_environment().url
     if chosen is None:
         raise BadArgument("no store to measure: name its URL, or set PSSTORE_URL")
     address = parse_address(chosen)
     with contextlib.ExitStack() as ends:
-        store = ends.enter_context(psstore.connect(chosen, role="client"))
+        transport: Transport = "tcp" if isinstance(address, TcpAddress) else "unix"
+        store = ends.enter_context(psstore.connect(chosen, role="client", transport=transport))
         links = _raw_links(address, raw, store.num_shards, ends)
         model = ends.enter_context(_model_work(store, shapes))
         small = ends.enter_context(_model_work(store, {"w": (SMALL_BYTES // 4,)}))
