@@ -95,6 +95,11 @@ def test_bench_shows_a_table_and_what_the_network_carries(start: StartCluster) -
     assert "The network carries" in " ".join(shown.split())
 
 
+def test_bench_takes_a_url_with_the_place_of_a_standby() -> None:
+    with clusters("tcp") as start:
+        assert rows(bench(f"{start().url},127.0.0.1:1", "--json", *FEW))
+
+
 def test_bench_takes_a_peer_that_runs_elsewhere(start: StartCluster) -> None:
     with serving() as peer:
         assert rows(bench(start().url, "--json", "--raw", str(peer), *FEW))["push model"]["raw"]

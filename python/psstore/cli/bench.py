@@ -126,12 +126,12 @@ def measure(
     """The store's URL, its number of shards, and what was measured. Raises PsstoreError."""
     import psstore
     from psstore.config import worker_environment
-    from psstore.net.address import TcpAddress, parse_address
+    from psstore.net.address import TcpAddress, parse_addresses
 
     chosen = url or worker_environment().url
     if chosen is None:
         raise BadArgument("no store to measure: name its URL, or set PSSTORE_URL")
-    address = parse_address(chosen)
+    address, *_ = parse_addresses(chosen)
     with contextlib.ExitStack() as ends:
         transport: Transport = "tcp" if isinstance(address, TcpAddress) else "unix"
         store = ends.enter_context(psstore.connect(chosen, role="client", transport=transport))
