@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,17 @@ def test_bench_says_that_a_peer_is_none(start: StartCluster) -> None:
     wrong = bench(url, "--raw", url, *FEW)
     assert wrong.exit_code == 3
     assert f"what is at {url} is no peer, or has ended" in wrong.output
+
+
+def test_a_peer_that_was_told_to_end_leaves_no_socket_behind(tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    command = [sys.executable, "-m", "psstore.cli.main", "bench", "--serve", f"unix://{path}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
+        assert peer.stdout is not None
+        assert peer.stdout.readline().startswith(b"moving bytes")
+        assert path.is_socket()
+        peer.terminate()
+    assert (peer.returncode, list(tmp_path.iterdir())) == (0, [])
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 400 Bad Request"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -109,10 +110,15 @@ def _shapes(model: str, megabytes: int | None) -> Mapping[str, Shape]:
 
 
 def _serve(address: str) -> None:
-    from psstore.net.address import parse_address
+    from psstore.net.address import UnixAddress, parse_address
     from psstore.net.baseline import listen, serve
 
-    with listen(parse_address(address)) as listener, contextlib.suppress(KeyboardInterrupt):
+    where = parse_address(address)
+    with contextlib.ExitStack() as ends:
+        listener = ends.enter_context(listen(where))
+        if isinstance(where, UnixAddress):
+            ends.callback(os.unlink, where.path)  # else nobody could listen there again
+        ends.enter_context(contextlib.suppress(KeyboardInterrupt))
         typer.echo(f"moving bytes at {address}; stop with Ctrl-C")
         serve(listener)
 
