@@ -101,6 +101,22 @@ def test_bench_takes_a_url_with_the_place_of_a_standby() -> None:
         assert rows(bench(f"{start().url},127.0.0.1:1", "--json", *FEW))
 
 
+def test_bench_says_that_a_model_is_too_large_for_the_store_or_for_this_machine(
+    start: StartCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start()
+    refused = bench(cluster.url, "--megabytes", "1000000")
+    assert (refused.exit_code, "the store may use" in refused.output) == (3, True), refused.output
+    monkeypatch.setattr(np, "ones", no_memory)
+    refused = bench(cluster.url, *FEW)
+    assert (refused.exit_code, "no memory here" in refused.output) == (1, True), refused.output
+    assert cluster.connect(rank=0).keys() == []
+
+
+def no_memory(*_: object) -> None:
+    raise MemoryError
+
+
 def test_bench_takes_a_peer_that_runs_elsewhere(start: StartCluster) -> None:
     with serving() as peer:
         assert rows(bench(start().url, "--json", "--raw", str(peer), *FEW))["push model"]["raw"]

@@ -25,7 +25,7 @@ from psstore.cli.credentials import with_credentials
 from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.cli.model_shapes import MODELS, Shape
 from psstore.errors import BadArgument, PsstoreError
-from psstore.exit_codes import EXIT_MISSING
+from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
 
 if TYPE_CHECKING:
     import psstore
@@ -99,6 +99,8 @@ def bench(
             show(f"{where}, shards: {num_shards}", shapes, rows)
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_MISSING)
+    except MemoryError:
+        fail("no memory here for three times such a model; --megabytes takes a smaller one", exit_code=EXIT_FAILED)
 
 
 def _shapes(model: str, megabytes: int | None) -> Mapping[str, Shape]:
@@ -183,11 +185,11 @@ def _model_work(store: psstore.Store, shapes: Mapping[str, Shape]) -> Iterator[d
 
     prefix = f"psstore-bench-{secrets.token_hex(8)}/"
     specs = [TensorSpec(name=prefix + name, shape=shape, rule="assign") for name, shape in shapes.items()]
-    values = {spec.name: np.ones(spec.shape, np.float32) for spec in specs}
-    into = [np.zeros(spec.shape, np.float32) for spec in specs]
     names = [spec.name for spec in specs]
-    store.create_many(specs)
+    store.create_many(specs)  # first: what the store has no room for takes none here
     try:
+        values = {spec.name: np.ones(spec.shape, np.float32) for spec in specs}
+        into = [np.zeros(spec.shape, np.float32) for spec in specs]
         yield {"push": lambda: store.push_many(values), "pull": lambda: store.pull_many(names, out=into)}
     finally:
         for name in names:
