@@ -7,13 +7,17 @@ python -m bench [--quick] [--only SUBJECT] [--json FOLDER] [--plot FOLDER]
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import Report, summary_table
 from bench.targets import targets_table
+from psstore.cli.ending import end_as_by_ctrl_c
+from psstore.exit_codes import EXIT_SIGNAL
 
 SUBJECTS = (
     "dense",
@@ -53,6 +57,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write SUBJECT.json there")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="also draw charts there: SUBJECT-NAME.png")
     chosen = parser.parse_args()
+    end_as_by_ctrl_c()
     with tempfile.TemporaryDirectory() as folder:
         found = {subject: _measured(subject, chosen, Path(folder)) for subject in chosen.only or SUBJECTS}
     reports = [report for report in found.values() if report]
@@ -69,8 +74,18 @@ def _measured(subject: str, chosen: argparse.Namespace, folder: Path) -> Report 
     command = [sys.executable, "-m", f"bench.{subject}", "--json", str(into / f"{subject}.json")]
     command += ["--quick"] if chosen.quick else []
     command += ["--plot", str(chosen.plot / f"{subject}.png")] if chosen.plot else []
-    failed = subprocess.run(command).returncode != 0
-    return None if failed else Report.load(into / f"{subject}.json")
+    return None if ended(command) else Report.load(into / f"{subject}.json")
+
+
+def ended(command: Sequence[str]) -> int:
+    """Its exit code. Who ends this program waits until the command has ended what it has started."""
+    process = subprocess.Popen(command, start_new_session=True)  # Ctrl-C is for this process alone
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        sys.exit(EXIT_SIGNAL + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from bench.machine import isolate_network
 from bench.report import Report
+from psstore.cli.ending import end_as_by_ctrl_c
+from psstore.exit_codes import EXIT_SIGNAL
 
 BESIDE_JSON = Path()
 """What --plot is without a file."""
@@ -32,7 +35,8 @@ class Subject:
 
 
 def run(subject: Subject, arguments: Sequence[str] | None = None) -> Report:
-    """Measures, prints, and writes what was asked for."""
+    """Measures, prints, and writes what was asked for. Asked to end, it first ends what it has started."""
+    end_as_by_ctrl_c()
     given = sys.argv[1:] if arguments is None else list(arguments)
     output = _output_options()
     parser = argparse.ArgumentParser(
@@ -43,7 +47,10 @@ def run(subject: Subject, arguments: Sequence[str] | None = None) -> Report:
     chosen = parser.parse_args(given)
     _check_output(parser, chosen)
     why_not = isolate_network() if subject.isolated else None
-    report = subject.run(chosen)
+    try:
+        report = subject.run(chosen)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_SIGNAL + signal.SIGINT)
     _, measuring = output.parse_known_args(given)
     report = replace(
         report,

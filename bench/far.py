@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from bench.harness import Turn
+from psstore.server.processes import requests_to_end
 
 FORK = multiprocessing.get_context("fork")
 """What this process has imported, torch above all, its children need not import again: on a machine with few cores
@@ -20,6 +22,19 @@ that would take longer than the bench. Fork before there are threads."""
 
 PATIENCE_S = 10.0
 """For a worker to end by itself."""
+
+
+def forked(work: Callable[..., None], *arguments: object) -> Any:
+    """A process that works, until it is told to end: what the bench has to clear away then, only the bench does."""
+    process = FORK.Process(target=_plainly, args=(work, *arguments), daemon=True)
+    process.start()
+    return process
+
+
+def _plainly(work: Callable[..., None], *arguments: object) -> None:
+    for request in requests_to_end():
+        signal.signal(request, signal.SIG_DFL)
+    work(*arguments)
 
 
 class Hosts(Protocol):
@@ -80,19 +95,24 @@ class Crew:
 def crew(hosts: Hosts, count: int, make: Callable[[int], object]) -> Iterator[Crew]:
     """`make(rank)` on the first `count` hosts, in the order of their ranks."""
     with contextlib.ExitStack() as ends:
-        links = []
+        links, processes = [], []
         for rank in range(count):
             ours, theirs = FORK.Pipe()
-            process = FORK.Process(target=_serve, args=(theirs, hosts, rank, make), daemon=True)
-            process.start()
+            processes.append(forked(_serve, theirs, hosts, rank, make))
             theirs.close()
-            ends.callback(_end, process, ours)
+            ends.callback(_end, processes[-1], ours)
             links.append(ours)
-        yield Crew(links)
+        try:
+            yield Crew(links)
+        except BaseException:  # nobody wants the round that they are in
+            for process in processes:
+                process.terminate()
+            raise
 
 
 def _end(process: Any, link: Connection) -> None:
-    link.send(None)
+    with contextlib.suppress(OSError):  # it has ended
+        link.send(None)
     process.join(PATIENCE_S)
     process.terminate()
     process.join()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from bench.far import FORK, PATIENCE_S, Hosts
+from bench.far import FORK, PATIENCE_S, Hosts, forked
 from bench.harness import Took, Turn
 
 PERIOD_S = 0.01
@@ -102,13 +102,13 @@ def carried(times_s: Sequence[float], counts: Sequence[int]) -> Carried | None:
 def meter(hosts: Hosts, index: int) -> Iterator[Meter]:
     """Of that host's link. Forks: comes before there are threads."""
     ours, theirs = FORK.Pipe()
-    process = FORK.Process(target=_look, args=(theirs, hosts, index), daemon=True)
-    process.start()
+    process = forked(_look, theirs, hosts, index)
     theirs.close()
     try:
         yield Meter(ours)
     finally:
-        ours.send(None)
+        with contextlib.suppress(OSError):  # it has ended
+            ours.send(None)
         process.join(PATIENCE_S)
         process.terminate()
         process.join()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import virtual_hosts
-from bench.far import FORK
+from bench.far import forked
 from bench.virtual_hosts import VirtualHosts
 
 NETWORK = "10.78.0"
@@ -66,8 +66,7 @@ class LongLink(VirtualHosts):
         super().__enter__()
         try:
             ends = [self._lay(index) for index in range(2)]
-            carrier = FORK.Process(target=carry, args=(ends, self._quality), daemon=True)
-            carrier.start()
+            carrier = forked(carry, ends, self._quality)
             self._ends.callback(carrier.join)
             self._ends.callback(carrier.terminate)
             for end in ends:

@@ -36,6 +36,7 @@ from bench.processes import store_server
 from bench.report import write_json
 from psstore.cli.demo.data import scikit_learn_digits
 from psstore.cli.demo.worker import seeded_model
+from psstore.cli.ending import end_as_by_ctrl_c
 from psstore.torch import DistributedOptimizer
 
 NUM_WORKERS = 2
@@ -244,6 +245,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     arguments = parser.parse_args()
+    end_as_by_ctrl_c()
     figures = run({"warm_up": 1, "rounds": 3} if arguments.quick else {"warm_up": 2, "rounds": 11})
     show(figures)
     if arguments.json:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from subprocess import CompletedProcess
 from time import process_time
 
 import pytest
@@ -287,17 +286,48 @@ def test_tables_that_cant_be_shown_are_saved_and_end_in_a_sentence(tmp_path: Pat
 def test_all_subjects_are_measured_even_if_one_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(command: Sequence[str]) -> CompletedProcess[str]:
+    def measure(command: Sequence[str]) -> int:
         subject = command[2].removeprefix("bench.")
         replace(a_report(subject), summary=[(subject, "a case", "1 ms", 1.5, None)]).save(Path(command[4]))
-        return CompletedProcess(command, returncode=subject == "latency")
+        return int(subject == "latency")
 
-    monkeypatch.setattr(subprocess, "run", measure)
+    monkeypatch.setattr(every_subject, "ended", measure)
     monkeypatch.setattr(sys, "argv", ["bench"])
     with pytest.raises(SystemExit, match="failed: latency"):
         every_subject.main()
     shown = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if "a case" in line]
     assert shown == [f"| {subject}" for subject in every_subject.SUBJECTS if subject != "latency"]
+
+
+BESIDE_A_STORE = """
+import time
+from bench.command import Subject, run
+from bench.processes import store_server
+def measure(_):
+    with store_server("unix", 1) as url:
+        print(url, flush=True)
+        time.sleep(600)
+run(Subject("dense", "a summary", measure, isolated=False), [])
+"""
+
+ALL_OF_THEM = """
+import sys
+from bench.__main__ import ended
+from psstore.cli.ending import end_as_by_ctrl_c
+end_as_by_ctrl_c()
+ended([sys.executable, "-c", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("program", [(BESIDE_A_STORE,), (ALL_OF_THEM, BESIDE_A_STORE)], ids=["one", "all"])
+def test_a_bench_that_is_told_to_end_ends_what_it_has_started(program: tuple[str, ...]) -> None:
+    with subprocess.Popen([sys.executable, "-c", *program], stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        path = Path(bench.stdout.readline().strip().removeprefix("unix://"))
+        assert path.is_socket()
+        bench.terminate()
+        assert bench.wait(60) == 130
+    assert not path.parent.exists(), "what the store was in, which is gone after it"
 
 
 def _not_run(_: argparse.Namespace) -> Report:
