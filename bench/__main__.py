@@ -70,7 +70,8 @@ def _measured(subject: str, chosen: argparse.Namespace, folder: Path) -> Report 
     """Of a process of its own, which prints its report. None: it failed, and said how."""
     print(f"\n# {subject}\n", flush=True)
     into: Path = chosen.json or folder
-    into.mkdir(parents=True, exist_ok=True)
+    for needed in filter(None, (into, chosen.plot)):
+        needed.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", f"bench.{subject}", "--json", str(into / f"{subject}.json")]
     command += ["--quick"] if chosen.quick else []
     command += ["--plot", str(chosen.plot / f"{subject}.png")] if chosen.plot else []

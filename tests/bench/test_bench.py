@@ -299,6 +299,20 @@ def test_all_subjects_are_measured_even_if_one_fails(
     assert shown == [f"| {subject}" for subject in every_subject.SUBJECTS if subject != "latency"]
 
 
+def test_folders_for_reports_and_charts_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(command: Sequence[str]) -> int:
+        json, plot = (Path(command[command.index(option) + 1]) for option in ("--json", "--plot"))
+        assert json.parent.is_dir()
+        assert plot.parent.is_dir()
+        a_report("dense").save(json)
+        return 0
+
+    monkeypatch.setattr(every_subject, "ended", measure)
+    folders = ["--json", str(tmp_path / "reports"), "--plot", str(tmp_path / "charts")]
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "dense", *folders])
+    every_subject.main()
+
+
 BESIDE_A_STORE = """
 import time
 from bench.command import Subject, run
