@@ -30,8 +30,12 @@ from bench import (
     latency,
     learner_links,
     learners,
+    monitoring,
+    restarts,
     small_steps,
     staleness,
+    standbys,
+    tls,
 )
 from bench import page as pages
 from bench.callers import placements, store_caller
@@ -228,6 +232,25 @@ def test_a_page_keeps_the_rows_of_subjects_that_were_not_measured() -> None:
     page = filled(page, [row("dense", "3 ms"), row("links", "4 ms")], None)
     shown = [line.split(" | ")[2] for line in page.splitlines() if "a case" in line]
     assert shown == ["3 ms", "2 ms", "4 ms"]
+
+
+def test_ratios_of_all_subjects_are_times_as_long_as_a_limit_or_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither how many times as fast, nor what a figure is to be at most."""
+    took = {tls.TLS: series(0.2), tls.TLS_SOCKETS: series(0.1), tls.PLAIN: series(0.1), tls.TCP: series(0.1)}
+    monkeypatch.setattr(restarts, "_measured", lambda *_, **__: ([6.0], [2.0]))
+    monkeypatch.setattr(monitoring, "_measured", lambda *_: (0.001, 0.002))
+    monkeypatch.setattr(standbys, "_measured", lambda *_, **__: ({0.0: (series(1.0), series(1.5))}, [0.7], series(0.3)))
+    chosen = argparse.Namespace(quick=True, megabytes=1, transport=["tcp"])
+    reports = [tls._report(took, 1), restarts.restarts(chosen), monitoring.measure(chosen), standbys.measure(chosen)]
+    ratios = {(report.subject, str(row[1])[:8]): [*row[3:]] for report in reports for row in report.summary}
+    assert ratios == {
+        ("tls", "push and"): [2.0, None],
+        ("restarts", "away for"): [3.0, None],
+        ("monitoring", "/metrics"): [None, None],
+        ("standbys", "a step, "): [1.5, None],
+        ("standbys", "rate whi"): [None, None],
+        ("standbys", "a step i"): [None, None],
+    }
 
 
 def test_parts_share_a_chart_of_one_name() -> None:
