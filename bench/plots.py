@@ -15,7 +15,7 @@ mpl.use("Agg")
 OURS, LIMIT, PEER = "#2c7fb8", "#bdbdbd", "#fdae61"
 """Colours: told apart in grey and by the colour-blind, too."""
 
-LIMITS = ("raw", "memory", "plain", "no communication")
+LIMITS = ("raw", "memory", "plain", "no communication", "torch's fused step, no store")
 """How the names of limits begin."""
 
 

@@ -44,7 +44,7 @@ from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
 from bench.cuts_rows import RowCase
 from bench.cuts_user import Case, aside, user
-from bench.dense import Contestant, contest
+from bench.dense import OWN, Contestant, contest
 from bench.fan_out_ways import WAYS
 from bench.far import ThisHost
 from bench.harness import Rotation, Series, alternate, cpu_seconds, process_tree
@@ -449,6 +449,16 @@ def test_a_worker_that_dies_is_not_waited_for() -> None:
             process.kill()
         with pytest.raises(WorkerFailed, match="process has ended"):
             one.check()
+
+
+def test_limits_have_the_colour_of_limits_in_charts() -> None:
+    pytest.importorskip("matplotlib")
+    from bench.plots import LIMIT as GREY
+    from bench.plots import _colour
+
+    owns = [load(name) for name in OWN]
+    assert {_colour(one.NAME) == GREY: one.ROLE for one in owns} == {True: "limit", False: "psstore"}
+    assert all((_colour(one.NAME) == GREY) == (one.ROLE == "limit") for one in owns)
 
 
 def test_contestants_say_what_they_cannot_do() -> None:
