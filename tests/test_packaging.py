@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -21,6 +22,20 @@ else:
 
 def project(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text())
+
+
+def test_the_extra_of_benches_has_what_they_import(repository: Path) -> None:
+    told = project(repository / "pyproject.toml")["project"]
+    needed = [*told["dependencies"], *told["optional-dependencies"]["bench"]]
+    names = {re.split(r"[^\w-]", one)[0] for one in needed}
+    imported = {
+        (one.module or "" if isinstance(one, ast.ImportFrom) else one.names[0].name).partition(".")[0]
+        for path in repository.glob("bench/**/*.py")
+        for one in ast.parse(path.read_text()).body  # what is imported further in may be missing
+        if isinstance(one, ast.Import | ast.ImportFrom)
+    }
+    assert imported - sys.stdlib_module_names - {"bench", "psstore"} <= names
+    assert "scikit-learn" in names, "whose digits some of them learn"
 
 
 def test_wheels_are_built_for_each_python_that_is_named(repository: Path) -> None:
