@@ -31,7 +31,15 @@ results=${OUT:-build/on_gpu/results}
 while [ $# -gt 0 ]; do
     case $1 in
         --dry-run) dry_run=1 ;;
-        --only) only=,${2:?--only needs names of steps}, && shift ;;
+        --only)
+            only=,${2:?--only needs names of steps}, && shift
+            for name in ${only//,/ }; do
+                case $name in
+                    kernels | bench | stores | memcheck | racecheck) ;;
+                    *) echo "there is no step $name" >&2 && exit 64 ;;
+                esac
+            done
+            ;;
         --wheels) wheels=$(realpath -- "${2:?--wheels needs a folder}") && shift ;;
         -*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" | sed '/^set /d' && exit 64 ;;
         *) results=$1 ;;

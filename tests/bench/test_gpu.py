@@ -115,6 +115,13 @@ def test_without_a_gpu_the_bench_and_the_script_say_so(repository: Path, tmp_pat
     assert (tmp_path / "summary.txt").read_text() == script.stdout
 
 
+def test_the_script_knows_no_other_steps_than_it_has(repository: Path, tmp_path: Path) -> None:
+    """Else it would run nothing, and say that all has passed."""
+    command = ["bash", "bench/on_gpu.sh", "--only", "kernels,memchek", str(tmp_path)]
+    script = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert (script.returncode, script.stderr) == (64, "there is no step memchek\n")
+
+
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
 def test_the_script_says_what_is_missing_and_what_to_do(repository: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
