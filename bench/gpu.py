@@ -169,7 +169,7 @@ def ipc(setting: Setting) -> Iterator[Contest]:
             with named_stores(bench, homes if part == "ways" else {OURS: homes[OURS]}) as stores:
                 launches = {name: round_of(bench, store, num_elems) for name, store in stores.items()}
                 launches[LIMIT] = copy(bench, PASSES * num_elems)
-                size = f"{4 * num_elems / 2**20:.3g} MiB"
+                size = f"{4 * num_elems / 2**20:.4g} MiB"
                 found = setting.contest(part, f"push + SGD + pull of {size}, store in {what}", launches)
                 yield replace(found, num_bytes=PASSES * num_elems)
 
