@@ -27,6 +27,8 @@ from psstore.torch import DistributedOptimizer
 
 NUM_WORKERS = 2
 
+SEEDS, EPOCHS = 3, 10
+
 PLAIN = "none"
 
 FORGETFUL = "topk:0.01, nothing kept back"
@@ -118,7 +120,7 @@ def train_together(digits: Digits, settings: Settings, row: str) -> Outcome:
 def measure(chosen: argparse.Namespace) -> Report:
     torch.set_num_threads(1)
     digits = load(None)
-    num_seeds, epochs = (1, 2) if chosen.quick else (chosen.seeds, chosen.epochs)
+    num_seeds, epochs = chosen.seeds or (1 if chosen.quick else SEEDS), chosen.epochs or (2 if chosen.quick else EPOCHS)
     found = {
         row: [
             train_together(digits, Settings(num_workers=NUM_WORKERS, epochs=epochs, seed=seed), row)
@@ -174,8 +176,8 @@ def _curves(found: Mapping[str, Sequence[Outcome]]) -> Chart:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=3, help="trainings per row")
-    parser.add_argument("--epochs", type=int, default=10, help="of each training")
+    parser.add_argument("--seeds", type=int, metavar="N", help=f"trainings per row (default: {SEEDS})")
+    parser.add_argument("--epochs", type=int, metavar="N", help=f"of each training (default: {EPOCHS})")
 
 
 SUBJECT = Subject("compression", __doc__.splitlines()[0], measure, _add_options, isolated=False)

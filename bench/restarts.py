@@ -28,6 +28,8 @@ from psstore.errors import PsstoreError
 PARTS = 3
 """The value, and two buffers of Adam's state."""
 
+MEGABYTES = 1000
+
 READ_TIMES, MORE_S = 1.2, 5.0
 """What was aimed at: no longer away than so many times what reading takes, and so much more."""
 
@@ -37,12 +39,12 @@ CALL_BYTES = 8 << 20
 
 
 def restarts(chosen: argparse.Namespace) -> Report:
-    num_bytes = (100 if chosen.quick else chosen.megabytes) * 1_000_000
+    megabytes = chosen.megabytes or (100 if chosen.quick else MEGABYTES)
+    num_bytes = megabytes * 1_000_000
     rounds = 3 if chosen.quick else 5
     with tempfile.TemporaryDirectory() as folder:
         away_s, read_s = _measured(Path(folder), num_bytes, rounds=rounds)
     away, read = float(np.median(away_s)), float(np.median(read_s))
-    megabytes = num_bytes // 1_000_000
     return Report(
         subject="restarts",
         about="A shard dies, and all go back to the latest checkpoint: until a client has read a value again.",
@@ -109,7 +111,7 @@ def _read_plainly(folder: Path) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--megabytes", type=int, default=1000, metavar="M", help="of the checkpoint")
+    parser.add_argument("--megabytes", type=int, metavar="M", help=f"of the checkpoint (default: {MEGABYTES})")
 
 
 SUBJECT = Subject("restarts", __doc__.splitlines()[0], restarts, add_options)

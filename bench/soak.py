@@ -1,6 +1,6 @@
 """Whether a shard's memory grows with the lives of workers.
 
-    python -m bench.soak [--quick] [--minutes N] [--json FILE]
+    python -m bench.soak [--quick] [--minutes N] [--mode MODE] [--json FILE]
 
 Workers come to a store of two shards over TCP, unix sockets and shared memory, three at a time: each creates what is
 there already, trains a few rounds with some of the tensors, and leaves, goes without a word, or is killed in the middle
@@ -46,6 +46,7 @@ TRANSPORTS: tuple[Transport, ...] = ("tcp", "unix", "shm")
 ENDS = ("leave", "go", "die")
 MAX_ROUNDS = 4
 
+MINUTES = 15.0
 SAMPLE_S = 10.0
 LIFE_S = 60.0
 """For one that hangs: the soak ends with an error."""
@@ -167,7 +168,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def soak(arguments: argparse.Namespace) -> Report:
-    total_s = 60.0 * (1 if arguments.quick else arguments.minutes)
+    total_s = 60.0 * (arguments.minutes or (1.0 if arguments.quick else MINUTES))
     with store_server(
         "unix", NUM_SHARDS, workers=NUM_WORKERS, options=["--port", "0", "--mode", arguments.mode]
     ) as url:
@@ -198,7 +199,7 @@ def soak(arguments: argparse.Namespace) -> Report:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, default=15.0, metavar="N", help="how long (default: 15)")
+    parser.add_argument("--minutes", type=float, metavar="N", help=f"how long (default: {MINUTES:g})")
     parser.add_argument("--mode", default="async", choices=("async", "ssp"), help="of the store (default: async)")
 
 

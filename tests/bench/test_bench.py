@@ -21,6 +21,7 @@ import pytest
 from bench import __main__ as every_subject
 from bench import (
     calls,
+    compression,
     cuts,
     cuts_deltas,
     fan_out,
@@ -63,6 +64,7 @@ from bench.work import Work
 
 from psstore import _core
 from psstore.cli.demo.data import scikit_learn_digits
+from psstore.cli.demo.messages import Settings
 from tests.support.python_forkserver import end_forkserver
 
 TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
@@ -251,6 +253,30 @@ def test_ratios_of_all_subjects_are_times_as_long_as_a_limit_or_a_peer(monkeypat
         ("standbys", "rate whi"): [None, None],
         ("standbys", "a step i"): [None, None],
     }
+
+
+def test_what_is_asked_for_holds_of_a_quick_bench_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = compression.Outcome([1.0], 0.5, 1.0, 1.0)
+    trained: list[tuple[int, int]] = []
+
+    def train(digits: object, settings: Settings, row: str) -> compression.Outcome:
+        trained.append((settings.seed, settings.epochs))
+        return outcome
+
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    monkeypatch.setattr(compression, "train_together", train)
+    monkeypatch.setattr(compression, "CHOICES", {compression.PLAIN: "none"})
+    measured = {"restarts": 0}
+    monkeypatch.setattr(
+        restarts, "_measured", lambda _, num_bytes, rounds: measured.update(restarts=num_bytes) or ([1.0], [1.0])
+    )
+    for seeds, epochs, megabytes in ((2, 3, 7), (None, None, None)):
+        compression.measure(argparse.Namespace(quick=True, seeds=seeds, epochs=epochs))
+        restarts.restarts(argparse.Namespace(quick=True, megabytes=megabytes))
+        assert (trained, measured["restarts"]) == (
+            ([(0, 3), (1, 3)], 7_000_000) if megabytes else ([(0, 2)], 100_000_000)
+        )
+        trained.clear()
 
 
 def test_parts_share_a_chart_of_one_name() -> None:
