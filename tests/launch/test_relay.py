@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -157,6 +158,35 @@ def test_a_relay_goes_on_with_its_own_store_though_that_is_out_of_reach_at_first
         with psstore.connect(own.url, role="client") as reading:
             assert_array_equal(reading.pull("x"), np.full(4, 2.0, F32))
             assert_array_equal(reading.pull("y"), np.full(4, 1.0, F32))
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_what_its_own_store_has_gone_back_behind_is_there_again_also_if_no_newer_version_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_command, "LOOK_S", 0.1)
+    flags = ("--checkpoint", str(tmp_path), "--checkpoint-every", "1000000", "--restarts", "1")
+    with clusters("tcp") as start, StoreProcess(*flags) as own, psstore.connect(own.url, rank=0) as there:
+        followed = start()
+        trainer = followed.connect(rank=0)
+
+        def passes_on() -> Iterator[bool]:
+            """Whether the own store has ended, after each version."""
+            trainer.publish({"x": np.full(4, 1.0, F32)})
+            yield False
+            there.checkpoint()
+            trainer.publish({"x": np.full(4, 2.0, F32)})
+            yield False
+            os.kill(own.shard_pids()[0], signal.SIGKILL)
+            yield False
+            yield True
+
+        server = mock.Mock()
+        type(server).has_ended = mock.PropertyMock(side_effect=passes_on())
+        relay_command._follow(followed.url, None, Relay(there), server)
+        with psstore.connect(own.url, role="client") as reading:
+            assert_array_equal(reading.pull("x"), np.full(4, 2.0, F32))
 
 
 @pytest.mark.parametrize("transport", ["local", SHM])

@@ -88,11 +88,13 @@ def _follow(url: str, dtype: str | None, relay: Relay, server: ServerProcess) ->
     from psstore.errors import AvailabilityError, DeadlineExceeded
 
     try:
+        relay.renew()
         with follow(url, dtype=dtype) as reader:
             while not server.has_ended:
                 try:
                     version = reader.next(timeout_s=LOOK_S)
                 except DeadlineExceeded:
+                    relay.renew()
                     continue
                 relay.publish(version)  # out here, as its own DeadlineExceeded is a failure: all is read and sent anew
     except AvailabilityError as error:

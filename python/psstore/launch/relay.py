@@ -32,17 +32,29 @@ class Relay:
         self._is_whole = False
         """The own store has all of the version before, and nothing else: that one was published, and the store has not
         gone back or on since."""
+        self._last: Version | None = None
 
     def publish(self, version: Version) -> int:
         """Has the own store become that version, all of it at once, and returns its number there. What the followed
         store does not have any more, or has anew in another shape, is dropped before. Where the own store begins again
         meanwhile, all of it once more. Raises what `Store.publish` raises."""
+        self._last = version
         while True:
             try:
                 return self._publish(version)
             except (RolledBack, StoreClosed) as error:  # a store is closed where connecting to it anew has failed
                 _log.warning("%s; all of it is published there again", error.message)
                 self._own.reconnect()
+
+    def renew(self) -> None:
+        """Publishes the last version once more where the own store has begun again since: there may be no newer one for
+        a long time. Raises what `Store.publish` raises."""
+        if self._last is None:
+            return
+        try:
+            self._own.stats()
+        except (RolledBack, StoreClosed):
+            self.publish(self._last)
 
     def _publish(self, version: Version) -> int:
         # If this fails, the next version does not say what has changed in this one: all of it is published then.
