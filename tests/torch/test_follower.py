@@ -110,6 +110,22 @@ def test_another_models_shapes_are_named_all_at_once(cluster: Cluster) -> None:
     assert "2.bias" not in str(found.value)
 
 
+def test_a_tensor_that_is_there_anew_in_another_shape_is_named_and_leaves_the_model_as_it_was(cluster: Cluster) -> None:
+    Trainer(cluster)
+    copy = model_of()
+    with Follower(copy, cluster.url) as follower, psstore.connect(cluster.url, role="client") as other:
+        follower.update()
+        before = [parameter.detach().clone() for parameter in copy.parameters()]
+        other.create("0.bias", [1.0], exist="overwrite")
+        for _ in range(2):
+            with pytest.raises(ShapeMismatch, match=r"0\.bias is \(1,\) in the store and \(64,\) in the model"):
+                follower.verify()
+            assert all(map(torch.equal, copy.parameters(), before))
+        other.create("0.bias", [1.0] * 64, exist="overwrite")
+        follower.verify()
+        assert torch.equal(copy.get_parameter("0.bias"), torch.ones(64))
+
+
 def test_parameters_that_the_store_does_not_have_are_named(cluster: Cluster) -> None:
     Trainer(cluster).step()
     with pytest.raises(UnknownTensor, match=r"'3\.bias', '3\.weight'; is '3\.bias' '\d\.bias'\?"):

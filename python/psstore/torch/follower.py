@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -61,7 +62,8 @@ class Follower:
         """Makes the model what the newest version is: at once the first time, and then as soon as there is one after
         `version`. Tensors that have not changed are not touched; the others are written in place.
 
-        Raises what `FollowingReader.next` raises; the model is as it was then. After Ctrl-C some of it may be new, and
+        Raises what `FollowingReader.next` raises, and ShapeMismatch that names all tensors that are there anew in other
+        shapes; the model is as it was then. After Ctrl-C some of it may be new, and
         the next call first brings the rest.
         """
         return self._take(lambda: self._reader.next(timeout_s=timeout_s))
@@ -76,19 +78,22 @@ class Follower:
 
     def _take(self, read: Callable[[], Version]) -> Version:
         if not self._is_taken:
-            self._copy(self._reader.values)
-        self._is_taken = False
+            with suppress(ShapeMismatch):  # the next version may fit again
+                self._copy(self._reader.values)
+                self._is_taken = True
+        had_all, self._is_taken = self._is_taken, False
         try:
             version = read()
         except DeadlineExceeded:
-            self._is_taken = True
+            self._is_taken = had_all
             raise
-        self._copy({name: version.values[name] for name in version.changed})
+        self._copy({name: version.values[name] for name in (version.changed if had_all else version.values)})
         self._is_taken = True
         return version
 
     @torch.no_grad()
     def _copy(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        _check_shapes(self._tensors, {name: value.shape for name, value in values.items()})
         for name, value in values.items():
             self._tensors[name].copy_(as_tensor(value))
 
@@ -114,11 +119,16 @@ def _of_store(
     await_tensors(store, list(parameters))
     there = set(store.keys())  # a trainer creates its buffers before its parameters
     found = {**parameters, **{name: buffer for name, buffer in buffers.items() if name in there}}
-    differences = []
-    for name, tensor in found.items():
-        shape = store.describe(name).spec.shape
-        if shape != tuple(tensor.shape):
-            differences.append(f"{name} is {shape} in the store and {tuple(tensor.shape)} in the model")
+    _check_shapes(found, {name: store.describe(name).spec.shape for name in found})
+    return found
+
+
+def _check_shapes(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ShapeMismatch that names all of the model's that are of another shape in the store."""
+    differences = [
+        f"{name} is {shape} in the store and {tuple(tensors[name].shape)} in the model"
+        for name, shape in shapes.items()
+        if shape != tuple(tensors[name].shape)
+    ]
     if differences:
         raise ShapeMismatch(f"the store holds another model: {'; '.join(differences)}")
-    return found
