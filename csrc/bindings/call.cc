@@ -104,6 +104,7 @@ bool Call::owes_releases() const {
 }
 
 bool Call::forgotten() const {
+  if (over()) return true;  // a part that is received has failed
   if (forgotten_ || whole_.is_none()) return forgotten_;
   const py::gil_scoped_acquire gil;
   return whole_.attr("cancelled")().cast<bool>();

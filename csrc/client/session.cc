@@ -169,6 +169,7 @@ bool ClientSession::send() {
 
 ClientSession::Received ClientSession::receive(int max_reads, bool may_sleep) {
   if (other_ != nullptr) return Received::kOther;
+  let_forgotten_pass();
   for (int reads = 0; reads < max_reads; ++reads) {
     if (broken_) throw *broken_;
     const std::span<std::byte> window = decoder_->writable().bytes;
@@ -183,8 +184,15 @@ ClientSession::Received ClientSession::receive(int max_reads, bool may_sleep) {
 }
 
 void ClientSession::feed(std::span<const std::byte> bytes) {
+  let_forgotten_pass();
   decoder_->feed(bytes);
   if (other_ == nullptr) take_frames();
+}
+
+void ClientSession::let_forgotten_pass() {
+  if (receiving_ == nullptr || !receiving_->asker->forgotten()) return;
+  decoder_->let_pass();
+  spent_.push_back(std::move(receiving_));
 }
 
 std::shared_ptr<Frame> ClientSession::next_frame() {

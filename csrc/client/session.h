@@ -190,6 +190,8 @@ class ClientSession {
   std::string body_of(Request& request, double now_s);
   LaidOut lay_out(const Request& request);
   bool may_be_lent(const Request& request) const;
+  // No memory is written to whose asker has forgotten it.
+  void let_forgotten_pass();
   // False: a frame has come that is not for here.
   bool take_frames();
   bool take_frame(const std::shared_ptr<Frame>& frame);

@@ -709,6 +709,20 @@ TEST(ClientSession, WhatComesForAForgottenReadGoesNowhere) {
   EXPECT_TRUE(read.untouched());
 }
 
+TEST(ClientSession, WhatIsMissingOfAReadThatIsForgottenInTheMiddleGoesNowhere) {
+  Ends ends;
+  Asking read(Op::kPULL, {100'000});
+  read.ask(ends);
+  const Bytes answer = read.answer(1);
+  ends.reply(std::span(answer).first(50'000));
+  EXPECT_FALSE(ends.drive());
+  EXPECT_FALSE(read.untouched());
+  read.forget();
+  ends.reply(std::span(answer).subspan(50'000));
+  ASSERT_TRUE(ends.finishes());
+  EXPECT_FALSE(read.arrived());
+}
+
 TEST(ClientSession, ARequestThatIsTakenInTheMiddleOfItsAnswerKeepsItsMemory) {
   Ends ends;
   auto read = std::make_unique<Asking>(Op::kPULL, std::vector<uint32_t>{100'000});

@@ -269,6 +269,11 @@ void FrameDecoder::discard() {
   start_payload({});
 }
 
+void FrameDecoder::let_pass() {
+  lent_ = {};
+  sink_.let_pass();
+}
+
 FrameDecoder::Ranges FrameDecoder::match_ranges(
     std::span<const std::span<std::byte>> ranges) const {
   const SliceTable& table = frame_->table;

@@ -76,6 +76,8 @@ class FrameDecoder {
   void accept(std::span<const std::span<std::byte>> ranges);
   // Let the announced payload pass by.
   void discard();
+  // The same with what is missing of one that was accepted, whose destination is not to be written to any more.
+  void let_pass();
 
   // Bytes of an unfinished frame have arrived, or a frame has not been fetched: the end of the stream
   // now would be a truncated frame.

@@ -37,6 +37,9 @@ class PayloadSink {
   // REQUIRES: `num_bytes` were written to the start of direct_window().
   void received_in_place(size_t num_bytes) { pass(ranges_[current_].first(num_bytes)); }
 
+  // What is missing goes nowhere.
+  void let_pass() { current_ = ranges_.size(); }
+
   // Takes the bytes that belong to this payload from the start of `bytes`; returns how many.
   size_t take(std::span<const std::byte> bytes) {
     const auto total = static_cast<size_t>(std::min<uint64_t>(bytes.size(), missing_));

@@ -13,7 +13,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.store import AsyncStore, Store
 from psstore.errors import BadArgument, StoreClosed
 from psstore.types import TensorSpec
-from tests.support.cluster import Cluster, clusters
+from tests.support.cluster import TO_SHARDS, Cluster, clusters
 
 F32 = np.float32
 
@@ -108,6 +108,24 @@ def test_cancelled_call_leaves_the_store_usable(cluster: Cluster) -> None:
             await store.drop("never")
 
     asyncio.run(wait_in_vain())
+
+
+@pytest.mark.parametrize("transport", TO_SHARDS)
+def test_nothing_comes_into_the_arrays_of_a_pull_that_was_cancelled(transport: str) -> None:
+    """Of several frames, all of which were asked for."""
+
+    async def pull_in_vain(cluster: Cluster) -> None:
+        async with await cluster.connect_async(role="client") as store:
+            value, out = np.ones(4_000_000, F32), np.zeros(4_000_000, F32)
+            await store.create("a", value)
+            assert cluster.process is not None
+            with cluster.process.stopped(), pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(store.pull("a", out=out), 0.05)
+            assert_array_equal(await store.pull("a"), value)
+            assert not out.any()
+
+    with clusters(transport) as start:
+        asyncio.run(pull_in_vain(start()))
 
 
 def test_closing_ends_a_call_under_way(cluster: Cluster) -> None:

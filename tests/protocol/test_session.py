@@ -36,6 +36,9 @@ class Promise:
         raise NotImplementedError
         yield
 
+    def cancel(self) -> None:
+        raise NotImplementedError
+
     def done(self) -> bool:
         return self.result is not None or self.error is not None
 

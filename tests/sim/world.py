@@ -40,6 +40,10 @@ class Future:
         self._error = error
         self._finish()
 
+    def cancel(self) -> None:
+        """Whoever waited is no more."""
+        self._done = True
+
     def when_done(self, action: Action) -> None:
         """Calls `action` in a later event, as every event loop does: whoever sets a result is not interrupted."""
         if self._done:

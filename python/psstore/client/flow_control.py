@@ -247,6 +247,10 @@ class PushedFrame:
         """False while the frame is in flight, even if nobody waits for it any more."""
         return self._over
 
+    def cancel(self) -> None:
+        """Does nothing to a frame that is in flight."""
+        self.future.cancel()
+
     def set_result(self, result: Any, /) -> None:
         self._over = True
         self._frames.ended(self, acknowledged=True)

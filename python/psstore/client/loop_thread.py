@@ -161,6 +161,16 @@ class LoopThread:
         work.close()
         raise StoreClosed(_CLOSED)
 
+    async def awaited(self, future: concurrent.futures.Future[T]) -> T:
+        """What a future of work here comes to, for a caller in another event loop. Cancelled, it ends as soon as
+        nothing is done for it any more: arrays are their callers' again then."""
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(StoreClosed):
+                await asyncio.wrap_future(self.submit(_done(_nothing)))
+            raise
+
     def stop(self) -> None:
         """Ends the thread and closes the loop; work under way is cancelled. Does nothing the second time."""
         if self._thread.is_alive():
@@ -184,7 +194,9 @@ class LoopThread:
         try:
             return future.result()
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                with contextlib.suppress(StoreClosed, concurrent.futures.CancelledError):
+                    self.submit(_done(_nothing)).result()  # as in `awaited`
             raise
 
     def _drive(self, work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:

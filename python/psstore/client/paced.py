@@ -188,6 +188,9 @@ class Part:
         self._error, self._over = error, True
         self._call.part_ended()
 
+    def cancel(self) -> None:
+        """Does nothing: it is the whole that is cancelled."""
+
     def __await__(self) -> Generator[Any, Any, Any]:
         """REQUIRES: it is done."""
         yield from ()

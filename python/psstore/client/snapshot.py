@@ -6,7 +6,6 @@ assigned or added to have no decisions: they are read as they are.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -103,10 +102,15 @@ class Snapshot(_View):
 class AsyncSnapshot(_View):
     """A `Snapshot` whose calls are awaited."""
 
-    def __init__(self, operations: Operations, hold: Hold, submit: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        """`submit`: starts an operation, and returns its concurrent.futures.Future."""
+    def __init__(
+        self,
+        operations: Operations,
+        hold: Hold,
+        awaited: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]],
+    ) -> None:
+        """`awaited`: what an operation comes to."""
         super().__init__(operations, hold)
-        self._submit = submit
+        self._awaited = awaited
 
     async def pull(
         self, name: str, *, out: Array | None = None, dtype: str | None = None, wait_s: float | None = None
@@ -123,7 +127,7 @@ class AsyncSnapshot(_View):
         wait_s: float | None = None,
     ) -> list[Array]:
         """`pull` for many tensors, in the order of `names`."""
-        values: list[Array] = await asyncio.wrap_future(self._submit(self._pull(names, out, dtype, wait_s)))
+        values: list[Array] = await self._awaited(self._pull(names, out, dtype, wait_s))
         return values
 
     async def pull_rows(
@@ -137,15 +141,15 @@ class AsyncSnapshot(_View):
     ) -> Array:
         """Rows of a table; the arguments are those of `AsyncStore.pull_rows`."""
         rows = self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold, codec=codec)
-        return await asyncio.wrap_future(self._submit(rows))
+        return await self._awaited(rows)
 
     async def keys(self, table: str, *, wait_s: float | None = None) -> Ids:
         """The ids of a table's rows, as `AsyncStore.keys` gives them."""
         keys = self._operations.tables.keys(table, wait_s=wait_s, hold=self._hold)
-        ids: Ids = await asyncio.wrap_future(self._submit(keys))
+        ids: Ids = await self._awaited(keys)
         return ids
 
     async def pull_state(self, names: Sequence[str], *, wait_s: float | None = None) -> list[RuleState]:
         """What `AsyncStore.pull_state` gives, of a snapshot that was taken with `state`."""
-        states: list[RuleState] = await asyncio.wrap_future(self._submit(self._pull_state(names, wait_s)))
+        states: list[RuleState] = await self._awaited(self._pull_state(names, wait_s))
         return states

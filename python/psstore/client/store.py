@@ -351,8 +351,8 @@ def _awaited(
             started = at_once(self._calls, *args, **kwargs)
             if started is not NotImplemented:
                 self._backend.thread.calls.arm_now()  # nobody drives it but the own thread
-                return await asyncio.wrap_future(cast(concurrent.futures.Future[T], started))
-        return await asyncio.wrap_future(self._submit(operation(self._operations, *args, **kwargs)))
+                return await self._backend.thread.awaited(cast(concurrent.futures.Future[T], started))
+        return await self._await(operation(self._operations, *args, **kwargs))
 
     return call
 
@@ -499,6 +499,9 @@ class AsyncStore(_Face):
     ...     weights = await store.pull("w")
     """
 
+    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self._backend.thread.awaited(self._submit(work))
+
     create = _awaited(Operations.create)
     create_many = _awaited(Operations.create_many)
     describe = _awaited(Operations.describe)
@@ -541,16 +544,16 @@ class AsyncStore(_Face):
     ) -> AsyncIterator[Borrowed]:
         with self._debt() as debt:
             borrowed = self._operations.borrow(debt, names, wait_s=wait_s, consistent=consistent)
-            yield await asyncio.wrap_future(self._submit(borrowed))
-            await asyncio.wrap_future(self._submit(self._operations.borrowing.settle(debt)))
+            yield await self._await(borrowed)
+            await self._await(self._operations.borrowing.settle(debt))
 
     borrow.__doc__ = Store.borrow.__doc__
 
     @asynccontextmanager
     async def snapshot(self, *, state: bool = False, wait_s: float | None = None) -> AsyncIterator[AsyncSnapshot]:
-        hold = await asyncio.wrap_future(self._submit(self._operations.hold(state=state, wait_s=wait_s)))
+        hold = await self._await(self._operations.hold(state=state, wait_s=wait_s))
         try:
-            yield AsyncSnapshot(self._operations, hold, self._submit)
+            yield AsyncSnapshot(self._operations, hold, self._await)
         finally:
             self._free(hold)
 
@@ -564,8 +567,7 @@ class AsyncStore(_Face):
             if operations is not self._operations:  # as in Store.follow
                 copies.forget()
                 operations = self._operations
-            advance = self._submit(copies.advance(operations, wait_s=wait_s))
-            yield _own_values(await asyncio.wrap_future(advance))
+            yield _own_values(await self._await(copies.advance(operations, wait_s=wait_s)))
 
     follow.__doc__ = Store.follow.__doc__
 

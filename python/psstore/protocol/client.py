@@ -921,12 +921,18 @@ async def collect(futures: Sequence[Future]) -> list[Any]:
 
 
 async def _ended(futures: Sequence[Future]) -> tuple[list[Any], PsstoreError | None]:
-    """All results, in order, and the first failure; waits for all of them."""
+    """All results, in order, and the first failure; waits for all of them. If it is interrupted, what still comes goes
+    nowhere."""
     results = []
     first: PsstoreError | None = None
-    for future in futures:
-        try:
-            results.append(await future)
-        except PsstoreError as error:
-            first = first or error
+    try:
+        for future in futures:
+            try:
+                results.append(await future)
+            except PsstoreError as error:
+                first = first or error
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
     return results, first
