@@ -128,6 +128,23 @@ def test_nothing_comes_into_the_arrays_of_a_pull_that_was_cancelled(transport: s
         asyncio.run(pull_in_vain(start()))
 
 
+def test_what_was_held_for_a_snapshot_that_is_cancelled_on_its_way_is_let_go_of(cluster: Cluster) -> None:
+    async def take(store: AsyncStore) -> None:
+        async with store.snapshot():
+            pass
+
+    async def give_up() -> None:
+        async with await cluster.connect_async(role="client") as store:
+            for number in range(100):
+                taking = asyncio.create_task(take(store))
+                await asyncio.sleep(number * 2e-5)
+                taking.cancel()
+                await asyncio.wait([taking])
+            assert [counters["holds"] for counters in await store.stats()] == [0, 0]
+
+    asyncio.run(give_up())
+
+
 def test_closing_ends_a_call_under_way(cluster: Cluster) -> None:
     async def wait_in_vain() -> None:
         store = await cluster.connect_async(role="client")

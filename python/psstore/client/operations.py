@@ -610,6 +610,11 @@ class Operations:
         await self._norm.settle(wait_s)
         return await self.client.hold(state=state, wait_s=self.context.patience(wait_s))
 
+    async def hold_in(self, held: list[Hold], *, state: bool, wait_s: float | None) -> Hold:
+        """`hold`, which is added to a list before anybody hears of it."""
+        held.append(await self.hold(state=state, wait_s=wait_s))
+        return held[-1]
+
     async def newer(self, version: int, *, wait_s: float | None = None) -> None:
         """Returns when there is a decision after that one. Raises DeadlineExceeded."""
         await self.client.reach(version + 1, wait_s=self.context.patience(wait_s))

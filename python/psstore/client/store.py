@@ -242,10 +242,21 @@ class _Face:
                 with suppress(StoreClosed):  # then all loans are over
                     self._backend.thread.at_once(lambda: self._operations.borrowing.end(debt))
 
-    def _free(self, hold: Hold) -> None:
-        """Ends a snapshot. The shards do it themselves if they can't be told."""
-        with suppress(StoreClosed):
-            self._backend.thread.at_once(lambda: self._operations.client.free(hold.reader))
+    @contextmanager
+    def _held(self) -> Iterator[list[Hold]]:
+        """What the block holds is let go of with it, also what nobody has heard of, who was interrupted just then. The
+        shards let go of it themselves if they can't be told."""
+        held: list[Hold] = []
+
+        def free() -> None:
+            for hold in held:
+                self._operations.client.free(hold.reader)
+
+        try:
+            yield held
+        finally:
+            with suppress(StoreClosed):
+                self._backend.thread.at_once(free)
 
     def _check_open(self, work: Coroutine[Any, Any, T]) -> None:
         if self._closed is not None:
@@ -452,11 +463,9 @@ class Store(_Face):
         store's). The shards keep what changes meanwhile, as long as there is memory for it (`psstore-server
         --snapshot-memory`) and somebody reads at least once a minute; then the view's calls raise VersionGone, as they
         do when a connection was lost. Tensors of rules 'assign' and 'add' are read as they are."""
-        hold = self._run(self._operations.hold(state=state, wait_s=wait_s))
-        try:
+        with self._held() as held:
+            hold = self._run(self._operations.hold_in(held, state=state, wait_s=wait_s))
             yield Snapshot(self._operations, hold, self._run)
-        finally:
-            self._free(hold)
 
     def follow(
         self, names: Sequence[str], *, dtype: str | None = None, wait_s: float | None = None
@@ -551,11 +560,9 @@ class AsyncStore(_Face):
 
     @asynccontextmanager
     async def snapshot(self, *, state: bool = False, wait_s: float | None = None) -> AsyncIterator[AsyncSnapshot]:
-        hold = await self._await(self._operations.hold(state=state, wait_s=wait_s))
-        try:
+        with self._held() as held:
+            hold = await self._await(self._operations.hold_in(held, state=state, wait_s=wait_s))
             yield AsyncSnapshot(self._operations, hold, self._await)
-        finally:
-            self._free(hold)
 
     snapshot.__doc__ = Store.snapshot.__doc__
 

@@ -488,7 +488,7 @@ class Client:
         try:
             await self._learn_up_to(hold.version)
             await self._settle(hold, wait_s=wait_s)
-        except PsstoreError:
+        except BaseException:
             self.free(reader)
             raise
         return hold
@@ -688,7 +688,7 @@ class Client:
         reader = int.from_bytes(digest, "little") | 1  # not 0
         try:
             return reader, await self._ask_to_hold(reader, state=state)
-        except PsstoreError:
+        except BaseException:
             self.free(reader)
             raise
 
