@@ -32,6 +32,7 @@ struct VerifyParam;
   X(SSL_CTX_set_default_verify_paths, int(SslContext*))                                \
   X(SSL_CTX_get0_param, VerifyParam*(SslContext*))                                     \
   X(X509_VERIFY_PARAM_set_flags, int(VerifyParam*, unsigned long))                     \
+  X(X509_VERIFY_PARAM_set_purpose, int(VerifyParam*, int))                             \
   X(SSL_CTX_set_verify, void(SslContext*, int, void*))                                 \
   X(SSL_new, Ssl*(SslContext*))                                                        \
   X(SSL_free, void(Ssl*))                                                              \
@@ -90,6 +91,7 @@ inline constexpr int kPem = 1;
 inline constexpr int kVerifyPeer = 1, kVerifyRequired = 2;
 inline constexpr int kWantRead = 2, kWantWrite = 3, kZeroReturn = 6;
 inline constexpr int kKeyUpdateNotRequested = 0;
+inline constexpr int kAnyPurpose = 7;
 inline constexpr int kBioRead = 1, kBioWrite = 2, kBioRetry = 8, kBioCtrlFlush = 11;
 inline constexpr int kBioTypeSourceSink = 0x400;
 inline constexpr unsigned long kPartialChain = 0x80000;
@@ -98,6 +100,7 @@ inline constexpr int kVerifyFailed = 134, kNoPeerCertificate = 199, kAlerts = 10
 inline constexpr int kAlertBadCertificate = 1042, kAlertExpired = 1045, kAlertUnknownCa = 1048,
                      kAlertProtocolVersion = 1070, kAlertCertificateRequired = 1116;
 // X509_V_ERR_…
-inline constexpr long kNotYetValid = 9, kExpired = 10, kHostMismatch = 62, kIpMismatch = 64;
+inline constexpr long kNotYetValid = 9, kExpired = 10, kInvalidPurpose = 26, kHostMismatch = 62,
+                      kIpMismatch = 64;
 
 }  // namespace psstore::openssl

@@ -296,6 +296,10 @@ std::string TlsSession::blamed(const Failure& failure) const {
                "): renew it there, the store takes the new file by itself; or is this machine's "
                "clock wrong?";
       }
+      if (why == kInvalidPurpose) {
+        return "the certificate of " + peer + " is not for servers (" + text +
+               "): make one whose extendedKeyUsage has serverAuth, or that has none";
+      }
       return "the certificate of " + peer + " is of no CA that is trusted here (" + text +
              "): give its CA by tls_ca= or PSSTORE_TLS_CA";
     }

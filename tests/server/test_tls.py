@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
 import psstore
@@ -99,6 +100,14 @@ def test_expired_certificate_is_refused(ca: TestCA) -> None:
     with (
         StoreProcess("--shards", "1", *ca.issue(*LOCAL, expired=True).flags()) as server,
         refused(r"not valid now .*expired"),
+    ):
+        psstore.connect(server.url, tls_ca=ca.pem)
+
+
+def test_certificate_for_clients_alone_is_refused(ca: TestCA) -> None:
+    with (
+        StoreProcess("--shards", "1", *ca.issue(*LOCAL, use=ExtendedKeyUsageOID.CLIENT_AUTH).flags()) as server,
+        refused(r"is not for servers .*extendedKeyUsage has serverAuth"),
     ):
         psstore.connect(server.url, tls_ca=ca.pem)
 
@@ -208,6 +217,24 @@ def test_standbys_checkpoints_metrics_and_commands_go_by_it(
             os.kill(leader(store, 1), signal.SIGKILL)
             train(store, 1)
             np.testing.assert_array_equal(store.pull("w"), np.full(ELEMS, expected(3), np.float32))
+
+
+def test_with_a_ca_a_certificate_for_servers_alone_is_enough_for_all_that_a_store_does(
+    ca: TestCA, tmp_path: Path
+) -> None:
+    """Its own processes connect to it with that."""
+    host = ca.issue(*LOCAL, use=ExtendedKeyUsageOID.SERVER_AUTH)
+    worker = ca.issue("worker.example", file="worker")
+    flags = ("--standbys", "1", "--metrics", "0", "--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "2")
+    with (
+        StoreProcess("--shards", "2", *flags, *host.flags(ca=ca.pem)) as server,
+        psstore.connect(server.url, tls_ca=ca.pem, tls_cert=worker.cert, tls_key=worker.key, transport="tcp") as store,
+    ):
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        assert eventually(lambda: int(store.stats()[0]["checkpoint"]) >= 2)
+        assert eventually(lambda: get(f"{server.ready['metrics']}/readyz")[0] == 200)
 
 
 def test_shards_and_standbys_on_several_hosts_go_by_it(ca: TestCA, tmp_path: Path) -> None:
