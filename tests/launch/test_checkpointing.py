@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from psstore.checkpoint.interval import CheckpointInterval
 from psstore.client.store import Store
 from psstore.config import NO_CREDENTIALS
-from psstore.errors import DeadlineExceeded, StorageFailed
+from psstore.errors import DeadlineExceeded, StorageFailed, StoreUnreachable
+from psstore.exit_codes import EXIT_FAILED
+from psstore.launch import checkpointing
 from psstore.launch.checkpointing import Schedule
 from psstore.server.processes import CheckpointDuty
 
@@ -26,6 +29,11 @@ class FakeStore:
         self._hands_in = hands_in
         self._fails = fails
 
+    def __enter__(self) -> FakeStore:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
     def stats(self) -> Sequence[dict[str, Any]]:
         return [self._counters]
 
@@ -38,19 +46,21 @@ class FakeStore:
         return 7
 
 
+DUTY = CheckpointDuty(
+    url="",
+    credentials=NO_CREDENTIALS,
+    place="run",
+    interval=CheckpointInterval(decisions=1),
+    began_at=0,
+    log_level="info",
+    log_format="text",
+)
+
+
 def schedule(store: FakeStore) -> Schedule:
-    duty = CheckpointDuty(
-        url="",
-        credentials=NO_CREDENTIALS,
-        place="run",
-        interval=CheckpointInterval(decisions=1),
-        began_at=0,
-        log_level="info",
-        log_format="text",
-    )
     is_over = threading.Event()
     is_over.set()
-    return Schedule(cast(Store, store), duty, is_over)
+    return Schedule(cast(Store, store), DUTY, is_over)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +95,28 @@ def test_an_end_without_its_last_checkpoint_is_told_unless_one_before_is_better(
     store: FakeStore, is_right: bool
 ) -> None:
     assert schedule(store).run() == is_right
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_store_that_is_out_of_reach_is_tried_once_more_at_the_end_which_tells_if_there_is_no_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, is_reached: bool
+) -> None:
+    store, ends = FakeStore(has_one=True, hands_in=True), list[Callable[[], None]]()
+
+    def take_duty(*_: object, on_last_word: Callable[[], None], **__: object) -> CheckpointDuty:
+        ends.append(on_last_word)
+        return DUTY
+
+    def open_store(*_: object) -> FakeStore:
+        if ends:
+            ends.pop()()
+        elif is_reached:
+            return store
+        raise StoreUnreachable("nobody answers")
+
+    monkeypatch.setattr(checkpointing, "take_duty", take_duty)
+    monkeypatch.setattr(checkpointing, "open_store", open_store)
+    monkeypatch.setattr("psstore.server.logs.configure", mock.Mock())
+    with pytest.raises(SystemExit) as ended:
+        checkpointing.main()
+    assert (ended.value.code, store.asked) == ((0, [True]) if is_reached else (EXIT_FAILED, []))

@@ -38,21 +38,24 @@ def main() -> None:
     duty = take_duty(CheckpointDuty, last_word=LAST_CHECKPOINT, on_last_word=is_over.set)
     logs.configure(who="checkpoints", level=duty.log_level, form=duty.log_format)
     store = connected(duty, is_over)
-    if store is not None:
-        with store:
-            is_written = Schedule(store, duty, is_over).run()
-        sys.exit(0 if is_written else EXIT_FAILED)
+    if store is None:
+        sys.exit(EXIT_FAILED)
+    with store:
+        is_written = Schedule(store, duty, is_over).run()
+    sys.exit(0 if is_written else EXIT_FAILED)
 
 
 def connected(duty: CheckpointDuty, is_over: threading.Event) -> Store | None:
-    """Tries as long as the supervisor lives and has not asked for the end."""
+    """Tries as long as the supervisor lives, and once more when it has asked for the end. None: it can't be."""
     while True:
+        is_last = is_over.is_set()
         try:
             return open_store(duty.url, Options(role="client", credentials=duty.credentials, wait_s=WRITE_S))
         except PsstoreError as error:
             _log.error("no checkpoints are written: %s", error.message)
-        if is_over.wait(RETRY_S):
+        if is_last:
             return None
+        is_over.wait(RETRY_S)
 
 
 class Schedule:
