@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 import psstore
-from tests.torch.support import Odd, assert_same_bits, batches
+from tests.torch.support import WIDTH, Odd, assert_same_bits, batches, deep
 
 STEPS = 6
 
@@ -111,3 +111,68 @@ def test_a_compiled_training_step_leaves_the_store_out_of_its_graphs(overlap: st
         on_store = trained(partial(stored, store=store, overlap=overlap))
         assert store.version == STEPS
     assert_same_bits(plain, on_store)
+
+
+def test_hooks_that_send_are_left_out_of_a_compiled_training_step() -> None:
+    torch._dynamo.reset()
+    model = deep()
+    with psstore.connect("local://") as store:
+        optimizer = stored(model, store, overlap="backward")
+
+        @torch.compile(backend="aot_eager")
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+        for _ in range(STEPS):
+            step(torch.ones(2, WIDTH))
+        assert store.version == STEPS
+
+
+class Likes(nn.Module):
+    """Looks two tables up."""
+
+    def __init__(self, store: psstore.Store) -> None:
+        super().__init__()
+        self.one = psstore.torch.Embedding("one", 4, store, lr=0.1, init="normal(0, 1)", padding_idx=3)
+        self.bag = psstore.torch.EmbeddingBag("bag", 4, store, lr=0.1, init="normal(0, 1)", padding_idx=3)
+        self.head = nn.Linear(4, 1, bias=False)
+        nn.init.ones_(self.head.weight)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head((self.one(ids) + self.bag(ids.view(-1, 1).repeat(1, 2))).tanh())
+        return out
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    return model(ids).square().sum()
+
+
+@pytest.mark.parametrize("what", ["model", "step"])
+def test_a_compiled_model_looks_tables_up_outside_of_its_graphs(what: str) -> None:
+    """And compiles nothing anew in each step: there may be only so many graphs of one function."""
+    from torch._dynamo.utils import counters
+
+    def losses(*, compiles: bool) -> list[float]:
+        torch._dynamo.reset()
+        with psstore.connect("local://") as store:
+            model = Likes(store)
+            optimizer = stored(model, store, tables=[model.one, model.bag])
+            called = torch.compile(model, backend="aot_eager") if compiles and what == "model" else model
+
+            def step(ids: torch.Tensor) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(called, ids)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                return loss
+
+            run = torch.compile(step, backend="aot_eager") if compiles and what == "step" else step
+            found = [run(torch.arange(first, first + 3)).item() for first in range(4)]
+            num_frames = counters["frames"]["total"]
+            found += [run(torch.arange(first, first + 3)).item() for first in range(4, 12)]
+            assert counters["frames"]["total"] - num_frames <= 2
+            return found
+
+    assert losses(compiles=True) == losses(compiles=False)

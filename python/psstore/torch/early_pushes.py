@@ -10,6 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from psstore.client.store import Store
+from psstore.torch.graphs import outside_of_graphs
 
 
 class EarlyPushes:
@@ -46,6 +47,7 @@ def hook(
 ) -> RemovableHandle:
     """Called when backward is done with this parameter's gradient."""
 
+    @outside_of_graphs  # where a step is compiled whole
     def arrived(parameter: torch.Tensor) -> None:
         take = taking()
         if take is not None:

@@ -8,6 +8,7 @@ import torch
 
 from psstore.client.store import Store
 from psstore.errors import UsageError
+from psstore.torch.graphs import outside_of_graphs
 from psstore.torch.table_module import TableModule
 
 Pooling = Literal["sum", "mean", "max"]
@@ -60,6 +61,7 @@ class EmbeddingBag(TableModule):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
+    @outside_of_graphs  # also what follows from the ids' values
     def forward(
         self,
         ids: torch.Tensor | Jagged,

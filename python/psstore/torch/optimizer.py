@@ -26,6 +26,7 @@ from psstore.errors import NotAWorker, RolledBack, UsageError
 from psstore.torch.averaging import select_averaging
 from psstore.torch.buffers import Buffers
 from psstore.torch.eager_step import EagerStep
+from psstore.torch.graphs import outside_of_graphs
 from psstore.torch.local_step import LocalStep
 from psstore.torch.optimizer_state import PROGRESS_KEY, RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
@@ -222,11 +223,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns the closure's loss. Raises UsageError for gradients that can't be sent, and the store's errors
         (WorkerLost, DeadlineExceeded, StoreClosed, ...), which leave the parameters as they were.
         """
-        if torch.compiler.is_compiling():  # a call to a store is no part of a graph
-            outside: Callable[..., float | None] = torch.compiler.disable(self._step)  # type: ignore[no-untyped-call]
-            return outside(closure)
         return self._step(closure)
 
+    @outside_of_graphs
     def _step(self, closure: Callable[[], float] | None) -> float | None:
         if self.rolled_back is None:
             with self._bearing_rollbacks():

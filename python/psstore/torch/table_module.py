@@ -21,6 +21,7 @@ from psstore.client.store import Store
 from psstore.client.tables import RULES, row_encoding
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
+from psstore.torch.graphs import outside_of_graphs
 from psstore.torch.param_groups import hyper_of, row_group
 
 Hyper = float | bool | tuple[float, float]
@@ -188,6 +189,7 @@ class TableModule(torch.nn.Module):
         """Whether gradients of rows are rounded, so that something is kept back of them."""
         return row_encoding("push", self.compression.push) != "float32"
 
+    @outside_of_graphs
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the rows, as every step in them that this worker was told of left them: lookup_dtype of the ids'
         shape and then (dim,), on the ids' device. The gradient of each is left when backward comes by. Zeros, where the
@@ -231,6 +233,7 @@ class TableModule(torch.nn.Module):
         self._start, self._bearing = start, bearing
         self._keep_rows()
 
+    @outside_of_graphs
     def prefetch(self, ids: torch.Tensor) -> None:
         """Announces a lookup that follows the optimizer's next step, and returns at once: its rows are pulled as soon
         as that step is decided, beside the new parameters and whatever comes before the lookup. A lookup of these ids,
@@ -293,6 +296,7 @@ class TableModule(torch.nn.Module):
         """For a commit, under the store's names. Raises UsageError if one is missing."""
         return hyper_of(RULES[self.rule], self.hypers)
 
+    @outside_of_graphs
     def _leave(self, ids: torch.Tensor, lookup: int, gradient: torch.Tensor) -> None:
         gradients = gradient.reshape(len(ids), self.dim).to(torch.float32)
         if self.padding_idx is not None:

@@ -21,6 +21,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from psstore.errors import UsageError
+from psstore.torch.graphs import outside_of_graphs
 
 Function = Callable[..., Any]
 
@@ -49,6 +50,7 @@ def stand_in_for(optimizer: Clips) -> None:
 # ---- what the functions do ----
 
 
+@outside_of_graphs
 def clip_norm(
     original: Function,
     parameters: torch.Tensor | Iterable[torch.Tensor],
@@ -66,6 +68,7 @@ def clip_norm(
     return optimizer.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
 
 
+@outside_of_graphs
 def clip_with_norm(
     original: Function, parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any
 ) -> None:
@@ -79,6 +82,7 @@ def clip_with_norm(
     original(given, *args, **kwargs)
 
 
+@outside_of_graphs
 def clip_value(
     original: Function, parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any
 ) -> None:
@@ -171,7 +175,7 @@ def _replace_functions() -> None:
         cell = decorated(getattr(clip_grad, name, None))
         if cell is not None:
             _originals.append((cell, cell.cell_contents))
-            cell.cell_contents = _outside_of_graphs(handler, cell.cell_contents)
+            cell.cell_contents = _instead_of(cell.cell_contents, handler)
 
 
 def _restore_functions() -> None:
@@ -188,12 +192,9 @@ def decorated(function: Function | None) -> CellType | None:
     return cell
 
 
-def _outside_of_graphs(handler: Function, original: Function) -> Function:
+def _instead_of(original: Function, handler: Function) -> Function:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # a call to a store is no part of a graph
-            outside: Function = torch.compiler.disable(handler)  # type: ignore[no-untyped-call]
-            return outside(original, *args, **kwargs)
         return handler(original, *args, **kwargs)
 
     return call
