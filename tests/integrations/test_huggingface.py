@@ -160,6 +160,16 @@ def test_what_the_trainer_logs_is_reported_with_the_next_step(tmp_path: Path) ->
     assert told.ended == [True]
 
 
+def test_an_evaluation_takes_nothing_from_what_is_reported(tmp_path: Path) -> None:
+    from psstore.integrations.huggingface import train
+    from tests.integrations.huggingface_training import Model, trainer_of
+
+    told = Told()
+    with psstore.connect("local://") as store:
+        train(trainer_of(Model(store), store, tmp_path, eval_strategy="steps", eval_steps=2), hooks=[told])
+    assert [{"loss", "eval_runtime"} <= one.keys() for one in told.reported[:3]] == [False, False, True]
+
+
 def test_an_error_in_the_loop_ends_the_session_and_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
     from transformers import TrainerCallback
 

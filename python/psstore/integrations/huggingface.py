@@ -150,7 +150,7 @@ class SessionDriver(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        self._logged = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        self._logged |= {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Also where the last step was not the epoch's last one: then what comes with an epoch's end is not due."""
