@@ -143,16 +143,32 @@ def test_an_error_in_the_loop_ends_the_session() -> None:
         assert (store.version, callback.session.is_clean) == (3, False)
 
 
-def test_losses_are_reported_and_one_that_is_not_finite_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+class Losses(Hook):
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def after_step(self, session: TrainingSession, step: Step) -> None:
+        self.values.append(step.values()["loss"])
+
+
+def test_losses_are_those_of_batches_also_where_gradients_are_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
     from psstore.integrations.lightning import SessionCallback
     from tests.integrations import lightning_training
 
-    class Losses(Hook):
-        def __init__(self) -> None:
-            self.values: list[float] = []
+    def one(module: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = 1.0 + 0.0 * module(rows).sum()
+        return loss
 
-        def after_step(self, session: TrainingSession, step: Step) -> None:
-            self.values.append(step.values()["loss"])
+    monkeypatch.setattr(lightning_training, "loss_of", one)
+    losses = Losses()
+    with psstore.connect("local://") as store:
+        lightning_training.fitted(store, SessionCallback(hooks=[losses]), max_epochs=1, accumulate_grad_batches=4)
+    assert losses.values == [1.0, 1.0]
+
+
+def test_losses_are_reported_and_one_that_is_not_finite_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations import lightning_training
 
     right = loss_of
 

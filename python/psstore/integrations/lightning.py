@@ -125,7 +125,7 @@ class SessionCallback(Checkpoint):
         if self._step is None or trainer.global_step == self._num_steps:
             return
         if isinstance(outputs, Mapping) and "loss" in outputs:
-            self._step.report(loss=outputs["loss"])
+            self._step.report(loss=_whole(outputs["loss"], trainer, pl_module))
         step, self._step = self._step, None
         self.session.after_step(step)
         validates = _validates_now(trainer)
@@ -159,6 +159,11 @@ class SessionCallback(Checkpoint):
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = 0
             trainer.fit_loop.epoch_loop.min_steps = None
+
+
+def _whole(loss: Any, trainer: Trainer, module: LightningModule) -> Any:
+    """A batch's loss as the module has returned it: Lightning divides it where it accumulates gradients by itself."""
+    return loss * trainer.accumulate_grad_batches if module.automatic_optimization else loss
 
 
 def _validates_now(trainer: Any) -> bool:
