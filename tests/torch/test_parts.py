@@ -86,6 +86,26 @@ def test_what_no_part_has_is_said(store: psstore.Store) -> None:
     assert middle.local[:, 0].tolist() == [-2.0, -3.0]
 
 
+@pytest.mark.parametrize("as_version", [False, True])
+def test_a_whole_state_dict_is_published_and_loaded(store: psstore.Store, as_version: bool) -> None:
+    """Also what it counts by."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).bfloat16()
+
+    model, other = net(), net()
+    model(torch.randn(4, 3).bfloat16())
+    publish(store, model.state_dict().items(), as_version=as_version)
+    load(store, other.state_dict().items())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def test_complex_tensors_are_not_published(store: psstore.Store) -> None:
+    with pytest.raises(UsageError, match="tensor 'spectrum' is complex64"):
+        publish(store, [("spectrum", torch.zeros(2, dtype=torch.complex64))])
+
+
 def test_parts_of_all_workers_are_one_version() -> None:
     """Whoever loads while they are published has the halves of one."""
     with psstore.LocalStore(2, workers=2) as local, local.connect(role="client") as reader:

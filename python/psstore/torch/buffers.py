@@ -12,10 +12,8 @@ from itertools import groupby
 
 import torch
 
-from psstore.errors import UsageError
-from psstore.torch.parameters import STORED_AS, uncompiled
+from psstore.torch.parameters import STORED_AS, as_stored, check_storable, uncompiled
 from psstore.torch.training import Training, create_tensors
-from psstore.torch.warnings import dtype_name
 from psstore.types import TensorSpec
 
 
@@ -27,21 +25,19 @@ class Buffers:
         self._training = training
         self._buffers: dict[str, torch.Tensor] = {}
         for name, buffer in named:
-            if buffer.is_complex() or buffer.layout is not torch.strided:
-                kind = f"{dtype_name(buffer.dtype)}, {buffer.layout}"
-                raise UsageError(f"buffer {name!r} is {kind}; the store keeps dense real numbers: leave it out")
+            check_storable(buffer, f"buffer {name!r}")
             self._buffers[prefix + uncompiled(name)] = buffer
         self._held: dict[str, torch.Tensor] = {}
         """Copies of the buffers as they were when they last were the store's."""
         if self._buffers:
             specs = [_spec(name, buffer) for name, buffer in self._buffers.items()]
-            create_tensors(training, specs, [_as_stored(buffer) for buffer in self._buffers.values()])
+            create_tensors(training, specs, [as_stored(buffer) for buffer in self._buffers.values()])
             self._pull(list(self._buffers))
 
     def push(self) -> None:
         """Pushes rank 0's buffers that have changed; called on every worker before its commit."""
         if self._training.is_first and (changed := self._changed()):
-            self._training.store.push_many({name: _as_stored(self._buffers[name]) for name in changed})
+            self._training.store.push_many({name: as_stored(self._buffers[name]) for name in changed})
             self._remember(changed)
 
     def pull(self) -> None:
@@ -63,7 +59,7 @@ class Buffers:
         return [name for name, held in self._held.items() if not torch.equal(held, self._buffers[name])]
 
     def _pull(self, names: list[str], *, newer_than: int | None = None) -> None:
-        targets = [_as_stored(self._buffers[name]) for name in names]
+        targets = [as_stored(self._buffers[name]) for name in names]
         values = self._training.store.pull_many(names, out=targets, if_newer_than=newer_than)
         pulled = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         for name, value in pulled.items():
@@ -77,11 +73,6 @@ class Buffers:
 
 def _stored_as(buffer: torch.Tensor) -> str:
     return STORED_AS.get(buffer.dtype, "float64")
-
-
-def _as_stored(buffer: torch.Tensor) -> torch.Tensor:
-    """The buffer in the dtype that the store keeps it in; no copy if that is its own."""
-    return buffer.detach() if buffer.dtype in STORED_AS else buffer.detach().to(torch.float64)
 
 
 def _spec(name: str, buffer: torch.Tensor) -> TensorSpec:

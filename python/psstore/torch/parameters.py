@@ -161,6 +161,19 @@ def _trained(name: str, parameter: torch.Tensor, group: int) -> Trained:
     return Trained(box_of(parameter).name(name), local_of(parameter), group, parameter)
 
 
+def check_storable(tensor: torch.Tensor, what: str) -> None:
+    """Raises UsageError, which begins with `what` it is, for what the store can't keep."""
+    if tensor.is_complex() or tensor.layout is not torch.strided:
+        kind = f"{dtype_name(tensor.dtype)}, {tensor.layout}"
+        raise UsageError(f"{what} is {kind}; the store keeps dense real numbers: leave it out")
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a dtype that `STORED_AS` has: integers and bools in float64, which holds them exactly up to 2**53.
+    No copy if its own will do."""
+    return tensor.detach() if tensor.dtype in STORED_AS else tensor.detach().to(torch.float64)
+
+
 def uncompiled(name: str) -> str:
     """The parameter's name in the model before torch.compile, so that compiled and plain workers share a store."""
     return ".".join(part for part in name.split(".") if part != COMPILED)

@@ -12,7 +12,7 @@ import torch
 
 from psstore.client.store import Store
 from psstore.errors import UnknownTensor
-from psstore.torch.parameters import STORED_AS, mark_written
+from psstore.torch.parameters import STORED_AS, as_stored, check_storable, mark_written
 from psstore.torch.parts import (
     TensorPart,
     assemble,
@@ -32,21 +32,22 @@ def publish(store: Store, named: Named, *, name: str = "", as_version: bool = Fa
     """Writes these tensors, or the parts of them that this process has, into the store, as plain tensors.
 
     Every process that has a part calls it; of copies of one part the first is written. `store` may be a client's.
-    `named`: as `model.named_parameters()`, or `model.state_dict().items()`. `name`: before each name, as that of a
-    DistributedOptimizer. On return this process's parts are there, and parts that were cut otherwise are gone, where
-    these overlap them: readers wait until all processes have published, as after a barrier of theirs.
+    `named`: as `model.named_parameters()`, or `model.state_dict().items()`, whose integers and bools are float64 in the
+    store. `name`: before each name, as that of a DistributedOptimizer. On return this process's parts are there, and
+    parts that were cut otherwise are gone, where these overlap them: readers wait until all processes have published,
+    as after a barrier of theirs.
     `as_version`: all parts at once, as one version of the store (`store.version` then), by `Store.publish`: every
     worker of the store calls it, and readers wait only where parts are cut otherwise than before.
 
-    Raises UsageError for a DTensor that is Partial, RuleMismatch for tensors that a DistributedOptimizer trains, or
-    that were published the other way.
+    Raises UsageError for a DTensor that is Partial and for complex or sparse tensors, RuleMismatch for tensors that a
+    DistributedOptimizer trains, or that were published the other way.
     """
     prefix = f"{name}/" if name else ""
     ours = {prefix + one: tensor for one, tensor in named if is_first_of_copies(tensor)}
     boxes = {whole: box_of(tensor) for whole, tensor in ours.items()}
     there = stored_parts(store.keys(), ours)
     names = {whole: box.name(whole) for whole, box in boxes.items()}
-    values = {names[whole]: local_of(tensor) for whole, tensor in ours.items()}
+    values = {names[whole]: _storable(whole, local_of(tensor)) for whole, tensor in ours.items()}
     if as_version:
         store.publish(values)
     else:
@@ -55,6 +56,11 @@ def publish(store: Store, named: Named, *, name: str = "", as_version: bool = Fa
         for stale in overlapping(there[whole], box).keys() - {names[whole]}:
             with suppress(UnknownTensor):  # another process has dropped it
                 store.drop(stale)
+
+
+def _storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    check_storable(tensor, f"tensor {name!r}")
+    return as_stored(tensor)
 
 
 def _write(store: Store, values: Mapping[str, torch.Tensor]) -> None:
