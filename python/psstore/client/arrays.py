@@ -70,7 +70,7 @@ def target(out: Array) -> Target:
         shape, dtype = tuple(tensor.shape), torch_dtype(tensor.dtype)
         if tensor.is_cpu and tensor.is_contiguous():
             return Target(shape, dtype, _torch_bytes(tensor), out, None)
-        aside = torch.empty(shape, dtype=tensor.dtype)
+        aside = torch.empty(shape, dtype=tensor.dtype, device="cpu")
         return Target(shape, dtype, _torch_bytes(aside), out, lambda: _copy(aside, tensor))
     if not isinstance(out, np.ndarray):
         raise BadArgument(

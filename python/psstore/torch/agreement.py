@@ -17,8 +17,8 @@ MOST = 32
 def agree(training: Training, settings: Mapping[str, float]) -> None:
     """Returns when the store has these settings: the first worker's, or those that it had already. Raises UsageError
     that names those in which this worker differs."""
-    here = torch.zeros(MOST, dtype=torch.float64)
-    here[: len(settings)] = torch.tensor(list(settings.values()), dtype=torch.float64)
+    here = torch.zeros(MOST, dtype=torch.float64, device="cpu")
+    here[: len(settings)] = torch.tensor(list(settings.values()), dtype=torch.float64, device="cpu")
     stored = training.names.stored("learners/agreed")
     spec = TensorSpec(name=stored, shape=(MOST,), dtype="float64", rule="assign", zeros=False)
     create_tensors(training, [spec], [here])

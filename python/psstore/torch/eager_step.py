@@ -89,7 +89,7 @@ class EagerStep(StoreStep):
         for one in trained:
             parameter = one.parameter
             self._new_values[one.name] = torch.empty(
-                parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda
+                parameter.shape, dtype=parameter.dtype, device="cpu", pin_memory=parameter.is_cuda
             )
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:

@@ -24,7 +24,9 @@ class Fragment:
         self.whole = whole
         """What the parameters are to the store: of a learner of several processes each may have a part."""
         self.names = [one.name for one in whole]
-        self.values = [torch.empty(one.parameter.shape, dtype=w.dtype) for one, w in zip(trained, whole, strict=True)]
+        self.values = [
+            torch.empty(one.parameter.shape, dtype=w.dtype, device="cpu") for one, w in zip(trained, whole, strict=True)
+        ]
         """What the store had when these parameters were merged with it last."""
         self.weighed_at = 0.0
         """What this worker had counted when its last contribution to this fragment began."""
@@ -35,7 +37,7 @@ class Fragment:
 
     def empty(self) -> list[torch.Tensor]:
         """Memory for the store's values, whole, in its precision."""
-        return [torch.empty(one.shape, dtype=one.dtype) for one in self.whole]
+        return [torch.empty(one.shape, dtype=one.dtype, device="cpu") for one in self.whole]
 
     def pseudo_gradient(self) -> list[torch.Tensor]:
         """What this worker's steps have taken from the values, one for each parameter: the store's optimizer moves by

@@ -153,7 +153,7 @@ class LearnerProcesses:
     def _assemble(self, one: SharedTensor, part: torch.Tensor) -> torch.Tensor:
         if one.boxes[0].is_whole:
             return part
-        value = torch.empty(one.shape, dtype=one.dtype)
+        value = torch.empty(one.shape, dtype=one.dtype, device="cpu")
         for place, box in enumerate(one.boxes):
             if one.counts(place):
                 value[box.of(one.all)] = part if place == 0 else self._receive(one.empty(place), place)
@@ -190,21 +190,21 @@ class LearnerProcesses:
         return _decoded(self._broadcast(None))
 
     def _broadcast(self, text: torch.Tensor | None) -> torch.Tensor:
-        size = torch.tensor([0 if text is None else text.numel()])
+        size = torch.tensor([0 if text is None else text.numel()], device="cpu")
         with _Lost():
             dist.broadcast(size, self._rank(0), self._group)
-            text = torch.empty(int(size), dtype=torch.uint8) if text is None else text
+            text = torch.empty(int(size), dtype=torch.uint8, device="cpu") if text is None else text
             dist.broadcast(text, self._rank(0), self._group)
         return text
 
     def _exchange(self, told: object) -> list[Any]:
         """What each process has told, in the order of their places."""
         text = _encoded(told)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         with _Lost():
-            dist.all_gather(sizes, torch.tensor([text.numel()]), self._group)
+            dist.all_gather(sizes, torch.tensor([text.numel()], device="cpu"), self._group)
             longest = int(max(sizes))
-            texts = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
+            texts = [torch.zeros(longest, dtype=torch.uint8, device="cpu") for _ in sizes]
             dist.all_gather(texts, nn.functional.pad(text, (0, longest - text.numel())), self._group)
         return [_decoded(one[: int(size)]) for one, size in zip(texts, sizes, strict=True)]
 
@@ -247,7 +247,7 @@ class SharedTensor:
         return place in self._counting and self.boxes[place].num_elems > 0 and not is_copy
 
     def empty(self, place: int) -> torch.Tensor:
-        return torch.empty(self.boxes[place].size, dtype=self.dtype)
+        return torch.empty(self.boxes[place].size, dtype=self.dtype, device="cpu")
 
 
 class _Lost:

@@ -103,7 +103,7 @@ def _as_torch(training: Training, one: Trained, group: ParamGroup, state: RuleSt
         buffers = {name: like(one.dtensor, buffer) for name, buffer in buffers.items()}
     if rule not in COUNTED or not buffers:
         return buffers
-    return {"step": torch.tensor(float(state.steps)), **buffers}
+    return {"step": torch.tensor(float(state.steps), device="cpu"), **buffers}
 
 
 def _initial(rule: str, one: Trained, group: ParamGroup) -> dict[str, torch.Tensor]:
@@ -111,7 +111,7 @@ def _initial(rule: str, one: Trained, group: ParamGroup) -> dict[str, torch.Tens
     dtype = getattr(torch, STORED_AS[one.parameter.dtype])
     begin = group["initial_accumulator_value"] if rule == "adagrad" else 0
     return {
-        name: torch.full(one.parameter.shape, begin, dtype=dtype)
+        name: torch.full(one.parameter.shape, begin, dtype=dtype, device="cpu")
         for name in _core.STATES[rule]
         if name is not None and group.get(OPTIONAL.get(name, ""), True)
     }

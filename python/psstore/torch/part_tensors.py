@@ -142,7 +142,7 @@ def _from_other_parts(training: Training, trained: Sequence[Trained]) -> dict[st
     states = by_range(boxes, keys, store.pull_state)
     return {
         box.name(whole): Restored(
-            _assembled(whole, box, [(one, torch.as_tensor(value)) for one, value in values[whole]]),
+            _assembled(whole, box, [(one, torch.as_tensor(value, device="cpu")) for one, value in values[whole]]),
             _assembled_state(whole, box, states[whole]),
         )
         for whole, box in boxes.items()
@@ -150,7 +150,7 @@ def _from_other_parts(training: Training, trained: Sequence[Trained]) -> dict[st
 
 
 def _assembled(whole: str, box: Box, parts: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
-    out = torch.empty(box.size, dtype=parts[0][1].dtype)
+    out = torch.empty(box.size, dtype=parts[0][1].dtype, device="cpu")
     assemble(whole, box, parts, out)
     return out
 
@@ -158,7 +158,9 @@ def _assembled(whole: str, box: Box, parts: Sequence[tuple[Box, torch.Tensor]]) 
 def _assembled_state(whole: str, box: Box, parts: Sequence[tuple[Box, RuleState]]) -> RuleState:
     states = [state for _, state in parts]
     buffers = {
-        name: _assembled(whole, box, [(one, torch.as_tensor(state.buffers[name])) for one, state in parts])
+        name: _assembled(
+            whole, box, [(one, torch.as_tensor(state.buffers[name], device="cpu")) for one, state in parts]
+        )
         for name in states[0].buffers
     }
     return RuleState(states[0].steps, buffers)

@@ -87,6 +87,6 @@ def load(store: Store, named: Named, *, name: str = "") -> None:
     with store.snapshot() as view:
         found = by_range(boxes, store.keys(), view.pull_many)
     for whole, tensor in ours.items():
-        parts = [(box, torch.as_tensor(values)) for box, values in found[whole]]
+        parts = [(box, torch.as_tensor(values, device="cpu")) for box, values in found[whole]]
         assemble(whole, boxes[whole], parts, local_of(tensor))
         mark_written([tensor.local if isinstance(tensor, TensorPart) else tensor])

@@ -160,7 +160,7 @@ class TableModule(torch.nn.Module):
         self._start: Start | None = None
         self._bearing: Bearing = nullcontext
         self._num_lookups = 0
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         """Its gradient, a zero, is accumulated when a backward pass has left all that it will of this table."""
         self._store = store
         self._cache_bytes = cache_bytes
@@ -212,7 +212,7 @@ class TableModule(torch.nn.Module):
 
         Raises UsageError where the table has rows, or padding, of other ids.
         """
-        rows = torch.empty(num_embeddings, self.dim, dtype=self.lookup_dtype)
+        rows = torch.empty(num_embeddings, self.dim, dtype=self.lookup_dtype, device="cpu")
         with self._store.snapshot() as view:
             last = max(int(view.keys(self.table).max(initial=0)), self.padding_idx or 0)
             if last >= num_embeddings:
@@ -264,7 +264,7 @@ class TableModule(torch.nn.Module):
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
         with self._bearing():
             return self._take(ids)
-        return torch.zeros(len(ids), self.dim, dtype=self.lookup_dtype)
+        return torch.zeros(len(ids), self.dim, dtype=self.lookup_dtype, device="cpu")
 
     def _take(self, ids: torch.Tensor) -> torch.Tensor:
         for place, one in enumerate(self._coming):
@@ -283,7 +283,7 @@ class TableModule(torch.nn.Module):
         return "bf16" if is_narrow else self.compression.pull
 
     def _pull(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = torch.empty(len(ids), self.dim, dtype=self.lookup_dtype)
+        rows = torch.empty(len(ids), self.dim, dtype=self.lookup_dtype, device="cpu")
         self._store.pull_rows(self.table, ids, out=rows, codec=self._pull_codec)
         return rows
 

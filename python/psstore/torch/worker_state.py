@@ -134,5 +134,5 @@ def _array(array: PlainArray) -> np.ndarray[Any, Any]:
 def _tensor(array: PlainArray) -> torch.Tensor:
     dtype = getattr(torch, array.dtype)
     if not array.data.nbytes:
-        return torch.empty(array.shape, dtype=dtype)
+        return torch.empty(array.shape, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(array.data), dtype=torch.uint8).view(dtype).reshape(array.shape)
