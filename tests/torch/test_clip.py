@@ -189,13 +189,26 @@ def test_a_backward_pass_after_clipping_is_refused(store: psstore.Store) -> None
         optimizer.step()
 
 
-def test_a_closure_after_clipping_is_refused(store: psstore.Store) -> None:
+def test_a_closure_that_makes_gradients_after_clipping_is_refused(store: psstore.Store) -> None:
     model = Odd()
     optimizer = distributed(model, store, MOMENTUM)
     backward(model, next(batches(1)))
     optimizer.clip_grad_norm_(MAX_NORM)
     with pytest.raises(UsageError, match="within the closure"):
         optimizer.step(lambda: backward(model, next(batches(1))))
+
+
+def test_a_closure_without_gradients_may_come_after_clipping(store: psstore.Store) -> None:
+    """As Lightning passes one where the module optimises by itself."""
+    plain, stored = Odd(), Odd()
+    inner, outer = MOMENTUM(plain.parameters()), distributed(stored, store, MOMENTUM)
+    for model in (plain, stored):
+        backward(model, next(batches(1)))
+    clipped_by_hand(plain.parameters(), MAX_NORM)
+    inner.step()
+    outer.clip_grad_norm_(MAX_NORM)
+    assert outer.step(lambda: 3.0) == 3.0
+    assert_same_bits(plain, stored)
 
 
 def test_clipping_within_a_closure_is_fine(store: psstore.Store) -> None:

@@ -354,18 +354,6 @@ def test_another_number_of_workers_than_announced_is_refused() -> None:
         psstore.connect("local://?workers=2", num_workers=3)
 
 
-# ---- closures ----
-
-
-def test_a_closure_after_clipping_is_refused_before_it_runs(store: psstore.Store) -> None:
-    model = Odd()
-    outer = distributed(model, store, MOMENTUM)
-    backward(model, next(batches(1)))
-    outer.clip_grad_norm_(1.0)
-    with pytest.raises(UsageError, match="within the closure, after backward"):
-        outer.step(lambda: pytest.fail("it ran"))
-
-
 # ---- the wrapped optimizer ----
 
 

@@ -88,14 +88,6 @@ class GradientStep(ABC):
     def has_clipped(self) -> bool:
         return self._committed is not None and self._committed.norm is not None
 
-    def admit_closure(self) -> None:
-        """Backward passes may run until the round's commit."""
-        if self._committed is not None and self._committed.max_norm is not None:
-            raise UsageError(
-                "clip_grad_norm_ has sent the gradients already, and the closure would make new ones: call it within"
-                " the closure, after backward"
-            )
-
     def step(self, overflow: Overflow) -> bool:
         self._finish_sealed()
         committed = self._committed
@@ -215,10 +207,10 @@ class GradientStep(ABC):
 
     def _check_clipped(self, committed: CommittedRound, overflow: Overflow) -> None:
         """Raises UsageError if anything was changed after clip_grad_norm_ had sent it."""
-        if not self._gradients.unchanged():
+        if not self._has_same_gradients():
             raise UsageError(
                 "gradients were changed after clip_grad_norm_, which had sent them: call it after the last backward and"
-                " whatever else changes them, right before step()"
+                " whatever else changes them, right before step(); of a closure's gradients within the closure"
             )
         if committed.hypers != self._hypers():
             raise UsageError(

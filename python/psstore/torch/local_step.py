@@ -31,9 +31,6 @@ class LocalStep:
     def has_clipped(self) -> bool:
         return False
 
-    def admit_closure(self) -> None:
-        """Backward passes may run at any time."""
-
     def step(self, overflow: Overflow) -> bool:
         """Steps this worker alone. An overflow skips this worker's step alone."""
         if not overflow.found:

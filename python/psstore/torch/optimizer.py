@@ -240,7 +240,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._whole_state = None
         loss = None
         if closure is not None:
-            self._strategy.admit_closure()
             with torch.enable_grad():
                 loss = closure()
         self._refuse_stock_scaler()

@@ -73,9 +73,6 @@ class StepStrategy(Protocol):
     def has_clipped(self) -> bool:
         """Whether `clip` has clipped what the next step is made of, in the store."""
 
-    def admit_closure(self) -> None:
-        """Raises UsageError if no backward pass may run within step() now."""
-
     def step(self, overflow: Overflow) -> bool:
         """Ends this worker's round; the parameters hold the new values on return. False: all workers skipped it."""
 
