@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -414,6 +415,17 @@ def test_clipping_knows_the_rows(store: Store) -> None:
     assert optimizer.norm is not None
     assert float(optimizer.norm) == 5.0
     assert first_rows(store, "items")[1, 0] == -4 * torch.tensor(1.0 / (5.0 + 1e-6))
+
+
+def test_a_table_that_no_optimizer_was_given_is_told_of(store: Store) -> None:
+    items, head = Embedding("items", DIM, store), nn.Linear(DIM, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(head.parameters(), lr=0.1), store, head.named_parameters())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            head(items(torch.tensor([1, 2]))).sum().backward()
+            optimizer.step()
+    assert ["'items', which no optimizer trains" in str(one.message) for one in said] == [True]
 
 
 def test_a_pass_without_backward_leaves_nothing(store: Store) -> None:

@@ -23,6 +23,7 @@ from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.graphs import outside_of_graphs
 from psstore.torch.param_groups import hyper_of, row_group
+from psstore.torch.warnings import warn
 
 Hyper = float | bool | tuple[float, float]
 
@@ -298,6 +299,11 @@ class TableModule(torch.nn.Module):
 
     @outside_of_graphs
     def _leave(self, ids: torch.Tensor, lookup: int, gradient: torch.Tensor) -> None:
+        if self._start is None and not self.left:
+            warn(
+                f"backward leaves gradients of table {self.table!r}, which no optimizer trains: they are kept until one"
+                " is made that takes them. Pass tables= to DistributedOptimizer, with this module in it"
+            )
         gradients = gradient.reshape(len(ids), self.dim).to(torch.float32)
         if self.padding_idx is not None:
             is_row = ids != self.padding_idx
