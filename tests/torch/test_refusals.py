@@ -354,6 +354,18 @@ def test_another_number_of_workers_than_announced_is_refused() -> None:
         psstore.connect("local://?workers=2", num_workers=3)
 
 
+# ---- groups ----
+
+
+def test_a_group_that_was_removed_is_told_of(store: psstore.Store) -> None:
+    model = Odd()
+    first, *rest = model.parameters()
+    outer = wrap(torch.optim.SGD([{"params": rest}, {"params": [first]}], lr=0.1), store, model)
+    del outer.param_groups[1]
+    with pytest.raises(UsageError, match="has 1 parameter groups, and had 2"):
+        outer.step()
+
+
 # ---- the wrapped optimizer ----
 
 

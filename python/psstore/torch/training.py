@@ -178,6 +178,12 @@ class Training:
         """Trains the newcomers, too, if there are any. Every worker must do so in the same round. Raises UsageError
         also where a group has changed what the store's tensors have for good."""
         groups = self.optimizer.param_groups
+        if len(groups) <= max(self.trained_groups, default=0):
+            raise UsageError(
+                f"the optimizer has {len(groups)} parameter groups, and had {1 + max(self.trained_groups)}: the store"
+                " knows hyper-parameters by the numbers of groups, so that all stay; to train the parameters of one no"
+                " longer, freeze them, by requires_grad_(False), and drop their gradients"
+            )
         for index, options in self.gradient_options.items():
             options.check_stays(groups[index], f"parameter group {index}")
         new = self.newcomers()
