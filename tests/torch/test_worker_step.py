@@ -71,6 +71,18 @@ def train(model: Odd, optimizer: Optimizer, steps: int = STEPS, *, seed: int = 1
         optimizer.step()
 
 
+def test_gradients_whose_elements_share_memory_count(store: psstore.Store) -> None:
+    """As a script may set them by expand()."""
+    plain, stored = Odd(), Odd()
+    factory = CASES["nadam"]
+    for model, optimizer in ((plain, factory(plain.parameters())), (stored, distributed(stored, store, factory))):
+        for size in (1.0, 2.0):
+            for parameter in model.parameters():
+                parameter.grad = torch.tensor(size).expand(parameter.shape)
+            optimizer.step()
+    assert_same_bits(plain, stored)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_one_worker_trains_as_plain_torch(store: psstore.Store, case: str) -> None:
     plain, stored = Odd(), Odd()

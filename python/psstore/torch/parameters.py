@@ -129,7 +129,7 @@ class Names:
         if parameter.dtype not in STORED_AS:
             known = ", ".join(dtype_name(dtype) for dtype in STORED_AS)
             raise UsageError(f"parameter {name!r} has dtype {dtype_name(parameter.dtype)}; the store trains {known}")
-        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+        if is_expanded(parameter):
             raise UsageError(
                 f"parameter {name!r} is an expanded tensor, whose elements share memory, so that a step can't write"
                 " them: make it a parameter of its clone()"
@@ -159,6 +159,11 @@ def _trained(name: str, parameter: torch.Tensor, group: int) -> Trained:
     if not is_dtensor(type(parameter)):
         return Trained(name, parameter, group)
     return Trained(box_of(parameter).name(name), local_of(parameter), group, parameter)
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, as expand() has them do, so that it can't be written."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def check_storable(tensor: torch.Tensor, what: str) -> None:

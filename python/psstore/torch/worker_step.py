@@ -17,7 +17,7 @@ from psstore.errors import UsageError
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import local_initial_state
 from psstore.torch.param_groups import RULES, with_gradient_options
-from psstore.torch.parameters import Trained, gradient_name
+from psstore.torch.parameters import Trained, gradient_name, is_expanded
 from psstore.torch.training import Training, create_tensors
 from psstore.torch.warnings import quoted, warn
 
@@ -104,7 +104,7 @@ class WorkerStep(GradientStep):
         one."""
         trained = self._training.trained
         targets = [
-            given if given is not None and given.layout is torch.strided else torch.empty_like(one.parameter)
+            given if given is not None and _is_writable(given) else torch.empty_like(one.parameter)
             for one, given in zip(trained, memory, strict=True)
         ]
         before = None if committed.changed_all else committed.commit.decision - 1
@@ -135,6 +135,10 @@ class WorkerStep(GradientStep):
                 " this one does not have: start all workers together on a new store, from a checkpoint if there is one,"
                 " or on this one with exist='overwrite'"
             )
+
+
+def _is_writable(gradient: torch.Tensor) -> bool:
+    return gradient.layout is torch.strided and not is_expanded(gradient)
 
 
 def check_lockstep(training: Training, what: str) -> None:
