@@ -57,6 +57,13 @@ def test_ls_lists_what_is_there(place: Path) -> None:
     assert json.loads(only) == lines[0]
 
 
+def test_ls_cuts_no_figure_where_the_terminal_is_narrow(place: Path) -> None:
+    (found,) = (json.loads(line) for line in checkpoint("ls", f"{place}@7", "--json").stdout.splitlines())
+    result = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["checkpoint", "ls", str(place)])
+    assert "\u2026" not in result.stdout
+    assert f"{found['bytes']:,}" in result.stdout
+
+
 def test_ls_says_what_is_damaged(place: Path) -> None:
     file = sorted((place / "v000000000007").glob("shard-*"))[0]
     file.write_bytes(b"")
@@ -162,6 +169,10 @@ def test_import_reads_names_from_a_file(tmp_path: Path) -> None:
 
 
 def test_import_refuses_what_it_does_not_understand(place: Path, tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")
+    for version in (10**18, 10**20):
+        result = checkpoint("import", tmp_path / "new", tmp_path / "model.pt", "--version", version)
+        assert (result.exit_code, "versions go up to 999999999999999999" in result.stderr) == (2, True)
     result = checkpoint("import", f"{place}@3", tmp_path / "model.pt")
     assert (result.exit_code, "--version 3" in result.stderr) == (2, True)
     (tmp_path / "model.safetensors").write_bytes(b"nothing of the kind")

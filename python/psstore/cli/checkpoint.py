@@ -20,6 +20,9 @@ from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_USAGE
 if TYPE_CHECKING:
     from psstore.checkpoint.place import FoundCheckpoint, OpenedUrl
 
+WIDEST = 1000
+"""Columns of a terminal that no table needs. In a narrow one lines are broken, and no figure is cut."""
+
 app = typer.Typer(no_args_is_help=True, help="List, verify, export and import checkpoints.")
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of a run's checkpoints.", show_default=False)]
@@ -254,7 +257,9 @@ def _show(url: str, lines: list[CheckpointLine]) -> None:
         when = "" if line.created is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(line.created))
         figures = [f"{one:,}" for one in (line.bytes, line.shards, line.workers, line.tensors)]
         table.add_row(str(line.version), *(figures if line.created is not None else [""] * 4), when, line.status)
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=WIDEST)).maximum)
+    console.print(table)
     for line in lines:
         if line.problem is not None:
             typer.echo(line.problem)
