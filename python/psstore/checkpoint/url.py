@@ -9,6 +9,9 @@ from psstore.checkpoint.local_storage import LocalStorage
 from psstore.checkpoint.storage import Storage
 from psstore.errors import BadArgument
 
+LAST_VERSION = 10**18 - 1
+"""The largest that a URL may name, and a folder."""
+
 _LOCAL = re.compile(r"(?:file|local)://(?P<path>/.*)")
 _CHOICE = re.compile(r"(?P<place>.+)@(?:latest|v?(?P<version>\d{1,18}))")
 FOLDER = re.compile(r"v(\d{12,18})")

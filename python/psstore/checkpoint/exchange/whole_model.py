@@ -18,6 +18,7 @@ from psstore.checkpoint.place import CheckpointPlace
 from psstore.checkpoint.reader import Checkpoint
 from psstore.checkpoint.slots import ZEROS, SlotRecord, SlotTable
 from psstore.checkpoint.state import HyperRecord, ShardState, StoreState, TensorRecord
+from psstore.checkpoint.url import LAST_VERSION
 from psstore.checkpoint.writer import ShardFileWriter
 from psstore.errors import BadArgument
 from psstore.partition.slicing import slice_elems
@@ -97,6 +98,8 @@ def read_whole_model(checkpoint: Checkpoint, *, with_state: bool = True) -> Whol
 def write_whole_model(place: CheckpointPlace, model: WholeModel) -> Manifest:
     """Writes a checkpoint of one shard, as whose owner meanwhile. Raises BadArgument if the place has that version or a
     newer one, CheckpointPlaceTaken, StorageFailed."""
+    if model.version > LAST_VERSION:
+        raise BadArgument(f"what is imported would be version {model.version}; versions go up to {LAST_VERSION}")
     tensors = tuple(
         TensorRecord(id=number, spec=tensor.spec, slice_elems=_cut(tensor.spec))
         for number, tensor in enumerate(model.tensors, 1)
