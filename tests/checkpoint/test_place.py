@@ -123,6 +123,20 @@ def test_a_damaged_latest_is_refused_and_not_passed_over(storage: Storage) -> No
         CheckpointPlace(storage).open()
 
 
+def test_what_is_nested_deeper_than_anybody_reads_is_damaged(storage: Storage) -> None:
+    write(storage, 2)
+    write_all(storage, "v000000000002/manifest.json", b'{"digest":"a","manifest":' + b"[" * 100_000)
+    assert statuses(storage) == {2: DAMAGED}
+    large = make_model([TensorSpec(name="w", shape=(30_000,), rule="sgd")], decision=3, whole=True)
+    (record,) = write_model(storage, large, 1).files
+    header = b'{"a":' * 20_000
+    write_all(
+        storage, f"v000000000003/{record.name}", (len(header).to_bytes(8, "little") + header).ljust(record.num_bytes)
+    )
+    with CheckpointPlace(storage).open(3) as checkpoint, pytest.raises(CheckpointDamaged, match="recursion"):
+        _ = checkpoint.shards
+
+
 def test_open_checkpoint_takes_a_url(tmp_path: Path) -> None:
     for version in (3, 4):
         write(LocalStorage(tmp_path), version)

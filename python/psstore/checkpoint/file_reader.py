@@ -126,7 +126,7 @@ class TensorFile:
             yield
         except FileNotFoundError:
             raise damaged(self.name, "it is missing", expected=f"{self.record.num_bytes} bytes") from None
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, RecursionError, msgspec.DecodeError) as error:
             raise damaged(self.name, str(error)) from None
 
     # ---- header and hashes ----

@@ -127,7 +127,7 @@ def decode_manifest(content: bytes, *, name: str, version: int) -> Manifest:
         check_manifest(manifest, version=version)
     except PsstoreError:
         raise
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise damaged(name, str(error)) from None
     return manifest
 

@@ -144,7 +144,7 @@ def read_base(storage: Storage, base: BaseRecord, *, version: int) -> Manifest:
         found = manifest_digest(content)
     except CheckpointNotFound:
         raise damaged(where(storage, path), f"it is missing; {delta}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise damaged(where(storage, path), f"{error}; {delta}") from None
     if found != base.digest:
         raise damaged(where(storage, path), f"its digest is {found}; {delta}", expected=base.digest)

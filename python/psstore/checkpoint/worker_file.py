@@ -84,7 +84,7 @@ def read_worker_file(file: TensorFile, *, pool: HashPool) -> WorkerPart:
         if state.rank != file.record.index:
             raise ValueError(f"it is that of rank {state.rank}; expected rank {file.record.index}")
         handed = unpack(state.handed, [arrays[f"array/{number}"] for number in range(state.num_arrays)])
-    except (ValueError, KeyError, IndexError, TypeError, msgspec.DecodeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError, msgspec.DecodeError) as error:
         raise damaged(file.name, f"what its worker handed in can't be made out: {error}") from None
     return WorkerPart(rank=state.rank, incarnation=state.incarnation, version=state.version, handed=handed)
 
