@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -22,6 +23,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
+from psstore.client.remote import Remote
 from psstore.client.store import Store
 from psstore.config import NO_CREDENTIALS
 from psstore.errors import AvailabilityError, BadArgument, Overloaded, RolledBack, StoreUnreachable
@@ -33,6 +35,7 @@ from psstore.server.resharding import Resharding
 from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
 from psstore.server.supervisor import Supervisor
+from psstore.wire.messages import Welcome
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.fork_server import ServedPopen
 from tests.support.free_ports import free_ports
@@ -155,6 +158,22 @@ def test_with_standbys_and_a_place_for_checkpoints_which_go_on(tmp_path: Path) -
         training.step()
         training.check()
         assert len(training.at) == 1, "its standby leads"
+
+
+@pytest.mark.one_loop
+def test_who_connects_meanwhile_is_a_client_of_the_store_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has asked a shard where all are, and finds others there."""
+    discover, numbers = Remote._discover, [3]
+
+    async def discover_before(remote: Remote, *rest: Any) -> Welcome:
+        welcome = await discover(remote, *rest)
+        if numbers:
+            assert (await asyncio.to_thread(psstore_reshard, process.url, numbers.pop())).returncode == EXIT_OK
+        return welcome
+
+    monkeypatch.setattr(Remote, "_discover", discover_before)
+    with StoreProcess("--shards", "2") as process, psstore.connect(process.url, role="client") as store:
+        assert store.num_shards == 3
 
 
 @pytest.mark.one_loop

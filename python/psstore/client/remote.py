@@ -37,7 +37,8 @@ from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
 
 OF_TWO_LIVES = (RolledBack, BadSignature)
-"""What one hears who meets some shards before they have gone back to a checkpoint, and others after."""
+"""What one hears who meets some shards before they have gone back to a checkpoint, and others after. Where they do not
+start again by themselves that is RolledBack: as somebody has started them again, or with others."""
 
 AGAIN_S = 0.2
 """Between two looks whether all have, or whether a rank is free by now."""
@@ -263,7 +264,8 @@ def open_remote(seeds: Sequence[Address], options: Options) -> tuple[Operations,
             thread.submit(remote.close()).result()
             thread.stop()
             waited_s = time.monotonic() - began
-            goes_back = remote.returns and isinstance(error, OF_TWO_LIVES) and waited_s <= options.connect_timeout_s
+            is_of_two = isinstance(error, OF_TWO_LIVES if remote.returns else RolledBack)
+            goes_back = is_of_two and waited_s <= max(options.timeout_s, options.connect_timeout_s)
             if not goes_back and not (holder.may_be_gone(error) and waited_s <= options.wait_s):
                 raise
         time.sleep(AGAIN_S)
