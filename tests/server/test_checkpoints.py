@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -42,6 +43,7 @@ from psstore.protocol.signing import Signer
 from psstore.server import checkpoint_keeper, checkpoint_place
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
+from psstore.server.processes import ShortLives
 from psstore.types import Consistency, TensorSpec
 from psstore.wire import messages as m
 from tests.support.cluster import PATIENCE_S
@@ -242,6 +244,25 @@ def test_a_last_checkpoint_that_is_not_written_is_told(tmp_path: Path) -> None:
         time.sleep(0.2)  # the store waits for it
         writer.kill()
         assert process.wait() == EXIT_FAILED
+        assert "the last checkpoint was not written" in process.log()
+
+
+def test_an_end_is_told_to_have_no_last_checkpoint_where_what_writes_them_is_not_started_any_more(
+    tmp_path: Path,
+) -> None:
+    def writers() -> list[psutil.Process]:
+        return [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
+
+    with served("--checkpoint", str(tmp_path / "run")) as process:
+        with training(process) as store:
+            step(store, 1)
+        for _ in range(ShortLives.MOST):
+            assert eventually(lambda: bool(writers()))
+            (writer,) = writers()
+            writer.kill()
+            assert eventually(lambda gone=writer: not gone.is_running())  # type: ignore[misc]
+        assert eventually(lambda: "none are written any more" in process.log())
+        assert process.stop() == EXIT_FAILED
         assert "the last checkpoint was not written" in process.log()
 
 

@@ -29,6 +29,8 @@ class KeptCompanion(Generic[C]):
         """`selector`: where its report is registered, with the process as data. `name`: of what it does. `when_let_be`:
         what follows if it is not started any more."""
         self.process: C | None = None
+        self.is_to_run = False
+        """Begun, and not ended: if there is no process, it is let be, or can't be started."""
         self._start = start
         self._selector = selector
         self._name = name
@@ -39,6 +41,7 @@ class KeptCompanion(Generic[C]):
 
     def begin(self) -> None:
         """Now, or as soon as the machine has room for another process. REQUIRES: it does not run."""
+        self.is_to_run = True
         try:
             self.process = self._start()
         except OSError as error:
@@ -61,7 +64,7 @@ class KeptCompanion(Generic[C]):
         """REQUIRES: it has ended by itself."""
         assert self.process is not None, "it has told us of its end"
         may_start = self._lives.may_start_again(self.process)
-        self.end()
+        self._clear_away()
         if not may_start:
             _log.error("what %s ends as soon as it is started: %s", self._name, self._when_let_be)
             return
@@ -70,6 +73,10 @@ class KeptCompanion(Generic[C]):
 
     def end(self) -> None:
         """At once, if it runs, and it is not tried again."""
+        self.is_to_run = False
+        self._clear_away()
+
+    def _clear_away(self) -> None:
         self._start_at = math.inf
         if self.process is not None:
             self._selector.unregister(self.process.report)

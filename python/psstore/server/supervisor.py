@@ -752,7 +752,7 @@ class Supervisor:
         """Has the last one written. Another signal ends the wait. False: it is not."""
         process = self._checkpoints.process
         if process is None:
-            return True
+            return not self._checkpoints.is_to_run
         process.finish()
         until = time.monotonic() + LAST_CHECKPOINT_S
         while (events := self._hear(selector, until)) and process not in events:
