@@ -22,6 +22,9 @@ import pytest
 
 import psstore
 from psstore import _core
+from psstore.client.operations import Operations
+from psstore.client.store import Backend
+from psstore.client.store_status import look_at
 from psstore.errors import (
     AuthFailed,
     BadArgument,
@@ -39,7 +42,7 @@ from psstore.net.client import Reconnector
 from psstore.types import TensorSpec
 from psstore.wire import messages as m
 from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
-from tests.support.server_process import eventually
+from tests.support.server_process import StoreProcess, eventually
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -295,6 +298,27 @@ def test_worker_that_left_still_reads(cluster: Cluster) -> None:
 
 
 # ---- letting go -------------------------------------------------------------------------------------
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_a_store_that_is_closed_while_it_connects_anew_is_closed() -> None:
+    """By another thread, which has nobody else to end what is there then."""
+    with StoreProcess() as process, psstore.connect(process.url, rank=0) as store:
+        again = store._again
+        assert again is not None
+
+        def close_meanwhile(rank: int | None) -> tuple[Operations, Backend]:
+            made = again(rank)
+            store.close()
+            return made
+
+        store._again = close_meanwhile
+        with pytest.raises(StoreClosed):
+            store.reconnect()
+        assert store.closed
+        with psstore.connect(process.url, role="client") as other:
+            assert look_at(other).left == (0,)
 
 
 def test_closed_store_says_so(cluster: Cluster) -> None:

@@ -67,6 +67,8 @@ class _Face:
         """`again`: connects as before, as the worker of that rank; None: it can't be done."""
         self._url = url
         self._again = again
+        self._told_to_end: bool | None = None
+        """Whether it is to leave, as it was told last; None: not since it began to connect anew."""
         self._attach(operations, backend)
         fork_safety.watch(self)
 
@@ -210,10 +212,14 @@ class _Face:
         rank = self.rank
         if self._again is None:
             raise UsageError(f"{self._url} is no store of other processes: it ends with what it holds")
-        self.end(leave=False)
+        self._told_to_end = None
+        self._end_connections(leave=False)
         if self._closed != _CLOSED:
             raise StoreClosed(self._closed or "")
         self._attach(*self._again(rank))
+        if self._told_to_end is not None:
+            self.end(leave=self._told_to_end)
+            raise StoreClosed(_CLOSED)
         # What has ended has descriptors, and is in cycles: its own, and those of the error that told of its end.
         # A program that only trains hardly collects any.
         gc.collect()
@@ -266,6 +272,10 @@ class _Face:
     def end(self, *, leave: bool) -> None:
         """Closes the store; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little;
         called back by a future of its own, it does not wait. Does nothing the second time."""
+        self._told_to_end = leave
+        self._end_connections(leave=leave)
+
+    def _end_connections(self, *, leave: bool) -> None:
         if self._closed is None:
             self._closed, self._calls = _CLOSED, None
             self._finalizer.detach()
