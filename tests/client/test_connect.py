@@ -321,6 +321,16 @@ def test_a_store_that_is_closed_while_it_connects_anew_is_closed() -> None:
             assert look_at(other).left == (0,)
 
 
+@pytest.mark.sockets
+@pytest.mark.one_loop
+@pytest.mark.parametrize("timeout_s", [1e9, 1e12])
+def test_a_time_limit_may_be_longer_than_any_system_sleeps(timeout_s: float) -> None:
+    with StoreProcess() as process, psstore.connect(process.url, role="client", timeout_s=timeout_s) as store:
+        store.create("a", [1.0])
+        assert store.start_pull_many(["a"]).result(PATIENCE_S)[0].tolist() == [1.0]  # by its own thread
+        assert list(store.keys()) == ["a"]
+
+
 def test_closed_store_says_so(cluster: Cluster) -> None:
     store = cluster.connect(rank=0)
     store.close()

@@ -34,6 +34,9 @@ from psstore.net.manual_loop import ManualLoop
 
 T = TypeVar("T")
 
+LONGEST_POLL_S = 86_400.0
+"""No system takes any number of seconds: a poll with 25 days is refused."""
+
 _log = logging.getLogger("psstore.client")
 
 _CLOSED = "this store is closed; connect again"
@@ -312,7 +315,7 @@ class LoopThread:
     def _until_next(self) -> tuple[float, float | None]:
         """When the loop wants its next turn at the latest, and how long to wait for it."""
         wake = self._loop.next_wake()
-        return (math.inf, None) if wake is None else (wake, max(0.0, wake - self.loop.time()))
+        return (math.inf, None) if wake is None else (wake, min(max(0.0, wake - self.loop.time()), LONGEST_POLL_S))
 
     def _hurry(self, until: float) -> None:
         """Whoever waits until then, shall not, if something is to be done before."""
