@@ -122,9 +122,10 @@ def _refuse_parts(given: Sequence[torch.Tensor], optimizer: Clips) -> None:
     if foreign:
         raise UsageError(
             f"clip_grad_norm_ was called with parameters of which a DistributedOptimizer trains"
-            f" {len(named & known)}, and {len(foreign)} that have gradients are another optimizer's. The store clips"
-            " what one optimizer trains, by one norm, in its step: call clip_grad_norm_ for each optimizer's parameters"
-            " by themselves, right before its step(), or train all of them with one"
+            f" {len(named & known)}, and {len(foreign)} that have gradients are another optimizer's, or nobody's. The"
+            " store clips what one optimizer trains, by one norm, in its step: call clip_grad_norm_ for the parameters"
+            " of each optimizer by themselves, right before its step(), or train all of them with one; freeze what"
+            " nobody trains, by requires_grad_(False)"
         )
     missing = [one for one in trained if one.grad is not None and id(one) not in named]
     if missing:
