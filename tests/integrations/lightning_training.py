@@ -3,7 +3,7 @@ processor time: tests do so as they run, since all of pytest's workers collect a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,12 +76,13 @@ def trained(
     interval: str = "step",
     validates: bool = False,
     data: Callable[[], DataLoader[Any]] = loader,
+    others: Sequence[Callback] = (),
     **options: Any,
 ) -> Life:
     module = Module(store, witness, interval=interval)
     callback, counting = SessionCallback(stop_at=stop_at, checkpoint="2"), Counting()
     trainer = Trainer(
-        **QUIETLY, **{"max_epochs": 3, "num_sanity_val_steps": 0, **options}, callbacks=[callback, counting]
+        **QUIETLY, **{"max_epochs": 3, "num_sanity_val_steps": 0, **options}, callbacks=[callback, counting, *others]
     )
     trainer.fit(module, data(), loader() if validates else None)
     assert (trainer.global_step, callback.session.is_clean) == (store.version, True)

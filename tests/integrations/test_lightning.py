@@ -83,7 +83,51 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
     assert_same_training(parted, whole)
 
 
+def test_a_training_that_a_validation_has_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    from tests.integrations.lightning_training import trained
+
+    def one(store: Store, stop_at: int | None) -> Life:
+        return trained(store, None, others=[stopping(store, "on_validation_end", stop_at)], **WAYS["validating"])
+
+    (whole,) = lives(one, tmp_path / "whole", None)
+    assert_same_training(lives(one, tmp_path / "parted", 4, None), whole)
+
+
 # ---- how it ends ----
+
+
+def stopping(store: Store, when: str, version: int | None) -> Any:
+    """A callback that has Lightning stop, as EarlyStopping does."""
+    from lightning.pytorch import Callback
+
+    class Stopping(Callback):
+        pass
+
+    def stop(trainer: Any, *_: Any) -> None:
+        if store.version == version:
+            trainer.should_stop = True
+
+    made = Stopping()
+    setattr(made, when, stop)
+    return made
+
+
+@pytest.mark.parametrize(("least", "num_steps"), [({"min_epochs": 2}, 2 * BATCHES), ({"min_steps": 8}, 8)])
+def test_it_goes_on_as_long_as_lightning_does(least: dict[str, int], num_steps: int) -> None:
+    from psstore.integrations.lightning import SessionCallback
+    from tests.integrations.lightning_training import fitted
+
+    class Ends(Hook):
+        def __init__(self) -> None:
+            self.versions: list[int] = []
+
+        def end(self, session: TrainingSession) -> None:
+            self.versions.append(session.version)
+
+    ends = Ends()
+    with psstore.connect("local://") as store:
+        fitted(store, stopping(store, "on_train_batch_end", 3), SessionCallback(hooks=[ends]), **least)
+    assert ends.versions == [num_steps]
 
 
 def test_it_changes_nothing_of_a_training_that_nobody_disturbs() -> None:

@@ -136,8 +136,11 @@ class SessionCallback(Checkpoint):
                 self.session.end()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._ends_after_validation:
-            self.session.end()
+        """Also where what it has found is to end the training, as under EarlyStopping."""
+        if self._session is None or trainer.sanity_checking:
+            return
+        if self._ends_after_validation or _ends_inside_an_epoch(trainer):
+            self._session.end()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.session.end()
@@ -177,7 +180,8 @@ def _ends_inside_an_epoch(trainer: Any) -> bool:
     progress = trainer.fit_loop.epoch_loop.batch_progress
     if progress.is_last_batch or progress.current.ready == trainer.num_training_batches:
         return False
-    return bool(trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step)
+    stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # else Lightning goes on, to min_epochs
+    return bool(stops or 0 <= trainer.max_steps <= trainer.global_step)
 
 
 # ---- what is handed in ----
