@@ -3,11 +3,12 @@ of processor time: tests do so as they run, since all of pytest's workers collec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from psstore.client.store import Store
 from psstore.integrations.huggingface import train
@@ -65,9 +66,19 @@ def trainer_of(model: Model, store: Store, folder: Path, **options: Any) -> Trai
     )
 
 
-def trained(store: Store, stop_at: int | None, witness: Witness | None, folder: Path, **options: Any) -> Life:
+def trained(
+    store: Store,
+    stop_at: int | None,
+    witness: Witness | None,
+    folder: Path,
+    *,
+    others: Sequence[TrainerCallback] = (),
+    **options: Any,
+) -> Life:
     model = Model(store, witness)
     trainer = trainer_of(model, store, folder, **options)
+    for one in others:
+        trainer.add_callback(one)
     output = train(trainer, stop_at=stop_at, checkpoint="2")
     assert output.global_step == trainer.state.global_step == store.version
     assert not list(folder.glob("checkpoint-*"))

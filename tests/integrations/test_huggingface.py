@@ -70,6 +70,27 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
     assert_same_training(parted, whole)
 
 
+def test_a_training_that_a_callback_has_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """In the middle of an epoch, whose end has an evaluation, for which random numbers are drawn."""
+    from transformers import TrainerCallback
+
+    from tests.integrations.huggingface_training import trained
+
+    class Stopping(TrainerCallback):
+        def __init__(self, version: int | None) -> None:
+            self._version = version
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == self._version:
+                control.should_training_stop = True
+
+    def one(store: Store, stop_at: int | None) -> Life:
+        return trained(store, None, None, tmp_path / "output", others=[Stopping(stop_at)], eval_strategy="epoch")
+
+    (whole,) = lives(one, tmp_path / "whole", None)
+    assert_same_training(lives(one, tmp_path / "parted", 4, None), whole)
+
+
 # ---- what it begins with ----
 
 

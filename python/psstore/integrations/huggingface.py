@@ -154,7 +154,7 @@ class SessionDriver(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Also where the last step was not the epoch's last one: then what comes with an epoch's end is not due."""
-        if self._session.is_over and not _is_whole(state.epoch):
+        if (self._session.is_over or control.should_training_stop) and not _is_whole(state.epoch):
             self._session.end()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
