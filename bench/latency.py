@@ -77,7 +77,7 @@ def _started_once() -> list[Start]:
 
 
 def measure(chosen: argparse.Namespace) -> Report:
-    preload("bench.ping_pong")
+    preload("bench.ping_pong", "bench.native_ping_pong")
     absent: set[str] = set()
     passes: list[list[Found]] = []
     with contextlib.ExitStack() as kept:

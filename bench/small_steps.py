@@ -80,8 +80,8 @@ def contestants() -> list[Start]:
 
 @contextlib.contextmanager
 def _native(transport: str) -> Iterator[Stepping]:
-    with native_calls(transport) as calls:
-        yield Stepping(_native_name(transport), transport, {**calls, ASKING: calls["pull"]})
+    with native_calls(transport, (*PARTS, "pull")) as calls:
+        yield Stepping(_native_name(transport), transport, dict(zip((*PARTS, ASKING), calls, strict=True)))
 
 
 def _native_name(transport: str) -> str:

@@ -52,6 +52,7 @@ from bench.harness import Rotation, Series, alternate, cpu_seconds, process_tree
 from bench.ledger import account
 from bench.link_meter import Carried, carried
 from bench.machine import congestion_control, machine
+from bench.native_ping_pong import native_calls
 from bench.page import filled
 from bench.peers import load
 from bench.ping_pong import raw_caller
@@ -510,6 +511,16 @@ def test_steps_of_1_kib_are_told_by_their_parts(monkeypatch: pytest.MonkeyPatch)
     assert [len(times_s) for one in found for times_s in one.times_s.values()] == [6] * 12
     assert next(row[2] for row in small_steps.table(found).rows) == 1.0
     assert [row[1] for row in latency.report([], [], found).summary] == ["a step of 1 KiB: psstore, unix"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the native ping-pong needs a C compiler, `cc`")
+def test_the_limit_of_steps_is_between_two_processes() -> None:
+    """As a worker and its shard are; three that answer would have to be woken one after the other."""
+    before = set(multiprocessing.active_children())
+    with native_calls("unix", ("push", "commit", "pull", "pull")) as made:
+        assert len(set(multiprocessing.active_children()) - before) == 1
+        for call in (*made, *made):
+            call()
 
 
 def test_latency_says_how_far_bursts_of_calls_differ(monkeypatch: pytest.MonkeyPatch) -> None:
