@@ -35,15 +35,22 @@ def isolate_network() -> str | None:
     """Gives this process, and those that it starts from now on, a loopback of its own on which every connection is
     under CONGESTION_CONTROL, whoever opens it. Needs root and `ip`; else all stays as it is, and why is returned."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        return f"all connections are under {congestion_control()}, as the machine has it: another needs root and `ip`"
+        return _not_isolated("another needs root and `ip`")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0:
-        return f"all connections are under {congestion_control()}: {os.strerror(ctypes.get_errno())}"
+        return _not_isolated(os.strerror(ctypes.get_errno()))
     _ip("link", "set", "lo", "up")
     for destination in ("127.0.0.0/8", "127.0.0.1"):
         route = f"local {destination} dev lo table local proto kernel scope host src 127.0.0.1"
         _ip("route", "replace", *route.split(), "congctl", CONGESTION_CONTROL)
     return None
+
+
+def _not_isolated(why: str) -> str:
+    return (
+        f"all connections are under {congestion_control()}, and over the machine's own loopback, with what else goes"
+        f" over that: {why}"
+    )
 
 
 def congestion_control() -> str:

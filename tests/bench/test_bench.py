@@ -419,6 +419,13 @@ def test_the_machine_is_described() -> None:
     assert described["no-such-package"] == "none"
 
 
+def test_a_report_says_whose_loopback_it_was_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some count its bytes."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (_, note) = run(Subject("dense", "a summary", _quick_or_not), []).notes
+    assert "the machine's own loopback, with what else goes over that: another needs root" in note
+
+
 def test_dense_contestants_do_the_same_work() -> None:
     """Each team's parameters are checked after its rounds."""
     able = [Contestant("raw_sockets", "unix"), Contestant("memory", "shm"), Contestant("store", "unix")]
