@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 import psstore
 from bench.command import Subject, run
@@ -65,7 +66,8 @@ class Worker(threading.Thread):
     def __init__(self, server: psstore.LocalStore, digits: Digits, settings: Settings, row: str, rank: int) -> None:
         super().__init__(daemon=True)
         self.outcome: Outcome | Exception = RuntimeError("this worker has not ended")
-        self._of = server, digits, settings, row, rank
+        # Here, one after the other: threads that make models share the numbers that torch draws.
+        self._of = server, digits, settings, row, rank, seeded_model(digits, settings.seed)
 
     def run(self) -> None:
         try:
@@ -74,9 +76,10 @@ class Worker(threading.Thread):
             self.outcome = error
 
 
-def train(server: psstore.LocalStore, digits: Digits, settings: Settings, row: str, rank: int) -> Outcome:
+def train(
+    server: psstore.LocalStore, digits: Digits, settings: Settings, row: str, rank: int, model: nn.Module
+) -> Outcome:
     with server.connect(rank=rank) as store:
-        model = seeded_model(digits, settings.seed)
         names = [name for name, _ in model.named_parameters()]
         plain = plain_optimizer(model, settings)
         optimizer = DistributedOptimizer(

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -278,6 +279,15 @@ def test_what_is_asked_for_holds_of_a_quick_bench_too(monkeypatch: pytest.Monkey
             ([(0, 3), (1, 3)], 7_000_000) if megabytes else ([(0, 2)], 100_000_000)
         )
         trained.clear()
+
+
+def test_models_that_are_compared_begin_alike_whatever_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch draws from one sequence, in whichever thread."""
+    made: list[threading.Thread] = []
+    monkeypatch.setattr(compression, "seeded_model", lambda *_: made.append(threading.current_thread()))
+    monkeypatch.setattr(compression, "train", lambda *_: compression.Outcome([1.0], 0.5, 1.0, 1.0))
+    compression.train_together(scikit_learn_digits(), Settings(num_workers=2, epochs=1), compression.PLAIN)
+    assert made == [threading.current_thread()] * 2
 
 
 def test_parts_share_a_chart_of_one_name() -> None:
