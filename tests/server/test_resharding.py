@@ -434,5 +434,6 @@ def test_a_wish_that_comes_while_other_shards_begin_is_granted_when_all_are_read
         late.resume()
         with process:
             assert eventually(lambda: len(look_at(address, NO_CREDENTIALS).welcome.addresses) == 3)
+            assert eventually(lambda: "the store serves again" in process.log())  # and what it was is not needed
     finally:
         process.end()
