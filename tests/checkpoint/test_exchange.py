@@ -274,6 +274,21 @@ def test_a_folder_of_a_model_alone_comes_in_whole(tmp_path: Path) -> None:
     assert all(torch.equal(torch.from_numpy(found[name].copy()), array) for name, array in arrays.items())
 
 
+def test_what_else_a_training_has_saved_is_none_of_the_models(tmp_path: Path) -> None:
+    """As the learning rates of an optimizer that may be captured, and a scheduler's numbers."""
+    arrays = {
+        "model.w": torch.randn(4),
+        "optimizer.state.w.exp_avg": torch.ones(4),
+        "optimizer.state.w.exp_avg_sq": torch.ones(4),
+        "optimizer.state.w.step": torch.tensor(7.0),
+        "optimizer.param_groups.w.lr": torch.tensor(0.25),
+        "scheduler.last_epoch": torch.tensor(3),
+    }
+    safetensors_torch.save_file(arrays, tmp_path / "model.safetensors")
+    (tensor,) = import_model(tmp_path, rule="adam").tensors
+    assert (tensor.spec.name, tensor.steps, tensor.spec.rule) == ("w", 7, "adam")
+
+
 # ---- what comes in ----
 
 

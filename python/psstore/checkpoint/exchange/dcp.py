@@ -118,10 +118,12 @@ def _read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """From names with dots to a model and its optimizers' state. Where a name has another prefix, all of it is a model
-    on its own, of whoever else writes such folders."""
+    """From names with dots to a model and its optimizers' state; what else a training has saved beside both is left
+    out. Where one of them is missing, and a name has another prefix, all of it is a model on its own, of whoever else
+    writes such folders."""
     model: dict[str, torch.Tensor] = {}
     states: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
+    has_others = False
     for name, one in tensors.items():
         part, _, rest = name.partition(".")
         if part == MODEL and rest:
@@ -130,7 +132,9 @@ def _nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             parameter, _, buffer = rest.removeprefix("state.").rpartition(".")
             states.setdefault(part, {}).setdefault(parameter, {})[buffer] = one
         else:
-            return {MODEL: dict(tensors)}
+            has_others = True
+    if has_others and not (model and states):
+        return {MODEL: dict(tensors)}
     optimizers = {part: {"state": state, "param_groups": [{"params": list(state)}]} for part, state in states.items()}
     return {MODEL: model, **optimizers}
 
