@@ -218,6 +218,12 @@ def test_a_version_that_can_not_be_removed_keeps_no_other_one_from_going(
     with pytest.raises(StorageFailed, match="it is locked"):
         owned(storage, keep=1).tidy_up()
     assert statuses(storage) == {2: COMPLETE, 3: COMPLETE}
+    write(storage, 4)
+    write_all(storage, "v000000000002/left-by-another-attempt", b"")
+    write(storage, 1)
+    with pytest.raises(StorageFailed, match="it is locked"):
+        owned(storage, keep=3).tidy_up()
+    assert statuses(storage) == {2: COMPLETE, 3: COMPLETE, 4: COMPLETE}, "also where it stays, and is swept"
 
 
 def test_keep_is_at_least_one(storage: Storage) -> None:

@@ -104,8 +104,8 @@ class OwnedPlace:
         Returns the versions that are gone.
 
         Never the newest complete one, nor what is being written, nor what one that stays is a delta of. A damaged one
-        goes when as many newer ones are complete as are to be kept. Where storage refuses to remove one, it says so in
-        the end, once the others are gone.
+        goes when as many newer ones are complete as are to be kept. Where storage refuses to remove something, it
+        says so in the end, once the others are gone.
         """
         self._ownership.check()
         gone = []
@@ -116,17 +116,17 @@ class OwnedPlace:
             if version in self._under_way:
                 continue
             found = self.place.look_at(version) if retention.may_stay(version) else None
-            if found is None or found.status == UNFINISHED:
-                try:
+            try:
+                if found is None or found.status == UNFINISHED:
                     self._remove(version)
                     gone.append(version)
-                except StorageFailed as error:
-                    refused = refused or error
-                continue
-            base = found.manifest.base if found.manifest is not None else None
-            retention.stays(is_complete=found.status == COMPLETE, base=base)
-            if found.status == COMPLETE and found.manifest is not None:
-                self._sweep(found.manifest)
+                    continue
+                base = found.manifest.base if found.manifest is not None else None
+                retention.stays(is_complete=found.status == COMPLETE, base=base)
+                if found.status == COMPLETE and found.manifest is not None:
+                    self._sweep(found.manifest)
+            except StorageFailed as error:
+                refused = refused or error
         if refused is not None:
             raise refused
         return gone
