@@ -364,6 +364,21 @@ def test_interrupt_leaves_the_store_usable(cluster: Cluster) -> None:
         store.drop("never")
 
 
+def test_interrupted_pull_of_deltas_says_nothing_of_its_own(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """What its parts came to is nobody's business any more."""
+    with cluster.connect(role="client") as store:
+        spec = TensorSpec(name="never", shape=(1,), rule="sgd", zeros=False)
+        store.create_many([spec], offer=False, exist="overwrite")
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            store.pull("never", codec="int8")
+        timer.join()
+        store.drop("never")
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 @pytest.mark.parametrize("ending", ["pass", "store.close()", "raise SystemExit(0)", "os._exit(0)"])
 def test_program_that_ends_without_closing_ends_cleanly(cluster: Cluster, ending: str) -> None:
     url = cluster.url if cluster.local is None else "local://"

@@ -221,6 +221,7 @@ class LoopThread:
                     self._wait(future, interrupts)
                 except BaseException:
                     future.cancel()
+                    future.add_done_callback(_no_matter)
                     raise
         except StopIteration as stop:
             if ready:  # whatever ended before it tells so before it
@@ -402,6 +403,12 @@ class LoopThread:
 
 
 def _nothing() -> None: ...
+
+
+def _no_matter(future: asyncio.Future[Any]) -> None:
+    """What a future comes to that nobody waits for any more: asyncio tells of errors that nobody has looked at."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def _done(work: Callable[[], object]) -> None:
