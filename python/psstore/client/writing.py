@@ -177,7 +177,8 @@ class Writing:
             of_op[2].append(codec)
         await self._first_values([t for (op, *_), (written, *_) in chosen.items() if op != "ASSIGN" for t in written])
         if asked.codec is not None:
-            if len({tensor.id for tensor in tensors}) < len(tensors):
+            coded = [tensor.id for tensor, codec in zip(tensors, codecs, strict=True) if codec is not None]
+            if len(set(coded)) < len(coded):
                 raise BadArgument("push_many: a tensor comes twice, and a codec keeps back what it loses of one push")
             await self._norm.settle(None)  # it tells what becomes of the last round's residuals
         for (wire_op, place, in_codecs), (written, sources, encoders) in chosen.items():

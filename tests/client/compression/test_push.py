@@ -271,6 +271,14 @@ def test_what_can_not_be_in_a_codec_is_refused(store: psstore.Store) -> None:
         store.push_many([("sum", gradient(1, 5000)), ("sum", gradient(2, 5000))], codec="int8")
 
 
+def test_a_tensor_without_a_codec_may_come_twice_beside_one_with(store: psstore.Store) -> None:
+    for name in ("sum", "coded"):
+        store.create(name, shape=(5000,), rule="add")
+    ones = np.ones(5000, np.float32)
+    store.push_many([("sum", ones), ("coded", ones), ("sum", ones)], codec={"coded": "int8"})
+    assert (store.pull("sum") == 2.0).all()
+
+
 def test_the_example_of_the_page_runs(repository: Path) -> None:
     example = re.findall(r"^```python\n(.*?)^```$", (repository / "docs/compression.md").read_text(), re.M | re.S)[-1]
     found: dict[str, Any] = {}
