@@ -93,18 +93,31 @@ def test_a_training_that_a_validation_has_stopped_goes_on_bit_for_bit(tmp_path: 
     assert_same_training(lives(one, tmp_path / "parted", 4, None), whole)
 
 
+@pytest.mark.parametrize("when", ["on_train_batch_end", "on_validation_end"])
+def test_a_training_that_was_stopped_between_two_steps_goes_on_with_the_next_batch(tmp_path: Path, when: str) -> None:
+    """Not with the next epoch. What had been accumulated is gone."""
+    from tests.integrations.lightning_training import trained
+
+    def one(store: Store, batch: int | None) -> Life:
+        stops = stopping(store, when, None, batch=batch)
+        return trained(store, None, others=[stops], accumulate_grad_batches=4, validates=True, val_check_interval=1)
+
+    parts = lives(one, tmp_path, BATCHES - 2, None)
+    assert [len(part.seen) for part in parts] == [BATCHES - 1, 2 * BATCHES + 1]
+
+
 # ---- how it ends ----
 
 
-def stopping(store: Store, when: str, version: int | None) -> Any:
-    """A callback that has Lightning stop, as EarlyStopping does."""
+def stopping(store: Store, when: str, version: int | None, *, batch: int | None = None) -> Any:
+    """A callback that has Lightning stop, as EarlyStopping does: at that version, or after that batch of an epoch."""
     from lightning.pytorch import Callback
 
     class Stopping(Callback):
         pass
 
     def stop(trainer: Any, *_: Any) -> None:
-        if store.version == version:
+        if version == store.version or batch == trainer.fit_loop.epoch_loop.batch_idx:
             trainer.should_stop = True
 
     made = Stopping()

@@ -122,12 +122,11 @@ class SessionCallback(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._step is None or trainer.global_step == self._num_steps:
-            return
-        if isinstance(outputs, Mapping) and "loss" in outputs:
-            self._step.report(loss=_whole(outputs["loss"], trainer, pl_module))
-        step, self._step = self._step, None
-        self.session.after_step(step)
+        if self._step is not None and trainer.global_step > self._num_steps:
+            if isinstance(outputs, Mapping) and "loss" in outputs:
+                self._step.report(loss=_whole(outputs["loss"], trainer, pl_module))
+            step, self._step = self._step, None
+            self.session.after_step(step)
         validates = _validates_now(trainer)
         self._stop_if_over(trainer)
         if _ends_inside_an_epoch(trainer):  # and here, since Lightning is going to take the epoch for a whole one
