@@ -185,8 +185,9 @@ class Residuals:
 
     def settle_at_once(self, tensor: Tensor) -> None:
         """Settles what was encoded last of the tensor, which is no round's: it counts when it arrives, and is sent
-        until it does."""
-        self._residuals[tensor.id].settle(counted=True, loss_scale=1.0)
+        until it does. Nothing is kept of one that was dropped or overwritten meanwhile."""
+        if (residual := self._residuals.get(tensor.id)) is not None:
+            residual.settle(counted=True, loss_scale=1.0)
 
     def settled(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Kept, float]]:
         """Returns the settled residuals of these tensors, and their loss scales."""
