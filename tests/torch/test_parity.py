@@ -68,6 +68,18 @@ def test_each_parameter_group_has_its_own_rule_options() -> None:
     assert_same_bits(*train_both(grouped))
 
 
+@pytest.mark.skipif(not DECOUPLED_ADAM, reason="torch has no such flag")
+def test_a_group_of_adamw_may_have_a_decay_that_is_not_decoupled() -> None:
+    """As torch has it, whose AdamW is an Adam with another flag."""
+
+    def coupled(parameters: object, **options: bool) -> torch.optim.Optimizer:
+        optimizer = AdamW(parameters, lr=0.01, weight_decay=0.1, **options)  # type: ignore[arg-type]
+        optimizer.param_groups[0]["decoupled_weight_decay"] = False
+        return optimizer
+
+    assert_same_bits(*train_both(coupled))
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["of the distributed", "of the plain"])
 def test_schedules_reach_the_store_from_either_optimizer(wrapped: bool) -> None:
     plain, stored = Odd(), Odd()

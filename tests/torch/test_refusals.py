@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, Adam, AdamW
 
 import psstore
 from psstore.errors import (
@@ -31,6 +31,7 @@ from psstore.errors import (
 from psstore.torch import DistributedOptimizer
 from psstore.wire.messages import Exist
 from tests.torch.support import (
+    DECOUPLED_ADAM,
     Odd,
     OptimizerFactory,
     assert_same_bits,
@@ -167,6 +168,22 @@ def test_a_group_without_a_hyper_parameter_is_refused_by_its_name(store: psstore
     model.weight.grad = torch.ones_like(model.weight)
     with pytest.raises(UsageError, match=rf"group of 2 parameters has no '{key}'.*param_groups"):
         outer.step()
+
+
+@pytest.mark.skipif(not DECOUPLED_ADAM, reason="torch has no such flag")
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_decay_that_is_decoupled_later_is_refused_as_it_is_another_rule(store: psstore.Store, begun: bool) -> None:
+    model = linear()
+    outer = distributed(model, store, partial(Adam, lr=0.1, weight_decay=0.5, decoupled_weight_decay=begun))
+    model.weight.grad = torch.ones_like(model.weight)
+    outer.step()
+    before = model.weight.detach().clone()
+    outer.param_groups[0]["decoupled_weight_decay"] = not begun
+    with pytest.raises(UsageError, match=f"group 0 has decoupled_weight_decay={not begun}, and had {begun} .*set it"):
+        outer.step()
+    torch.testing.assert_close(model.weight.detach(), before, rtol=0, atol=0)
+    outer.param_groups[0]["weight_decay"] = 0.0
+    outer.step()  # both rules are one then
 
 
 @pytest.mark.parametrize("overlap", ["backward", "none", "eager"])

@@ -76,10 +76,12 @@ def _needs_more_gradients(kind: type[torch.optim.Optimizer]) -> str | None:
 
 
 def rule_of(optimizer: torch.optim.Optimizer, group: ParamGroup) -> str:
-    """The store's rule for this parameter group, of an optimizer that has one."""
-    if type(optimizer) is torch.optim.Adam and group.get("decoupled_weight_decay"):
-        return "adamw"
-    return RULES[type(optimizer)]
+    """The store's rule for this parameter group, of an optimizer that has one. Where Adam and AdamW have a flag for it,
+    it is the flag that counts, of AdamW's groups, too."""
+    usual = optimizer.defaults.get("decoupled_weight_decay")
+    if usual is None:
+        return RULES[type(optimizer)]
+    return "adamw" if group.get("decoupled_weight_decay", usual) else "adam"
 
 
 def check_hyper(rule: str, hyper: Mapping[str, float], *, group: int, dtypes: Collection[torch.dtype]) -> None:

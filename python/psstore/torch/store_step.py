@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from psstore.errors import UsageError
 from psstore.torch.change_detection import ExternalUpdates
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
@@ -31,6 +32,8 @@ class StoreStep(GradientStep):
         """Another optimizer uses the same rule state; the next step warns of it."""
         self._decision: int | None = None
         """The last decision that all parameters here include; None before the first step."""
+        self._rules: dict[int, str] = {}
+        """Rules that the store's tensors have for good, by group."""
         self._checked: dict[int, dict[str, float]] = {}
         """Hyper-parameters that have passed their check, by group."""
 
@@ -77,7 +80,7 @@ class StoreStep(GradientStep):
     def _spec(self, one: Trained) -> TensorSpec:
         training = self._training
         group = training.optimizer.param_groups[one.group]
-        rule = rule_of(training.optimizer, group)
+        rule = self._rules.setdefault(one.group, rule_of(training.optimizer, group))
         return with_gradient_options(one.spec(rule, group=training.first_group + one.group), group)
 
     def _prepare(self) -> None:
@@ -109,13 +112,27 @@ class StoreStep(GradientStep):
         groups = training.optimizer.param_groups
         found = {}
         for index in sorted(training.trained_groups):
-            rule = rule_of(training.optimizer, groups[index])
+            rule = self._rule(index)
             hyper = found[training.first_group + index] = hyper_of(rule, groups[index])
             if hyper != self._checked.get(index):
                 dtypes = {one.parameter.dtype for one in training.trained if one.group == index}
                 check_hyper(rule, hyper, group=index, dtypes=dtypes)
                 self._checked[index] = hyper
         return found
+
+    def _rule(self, index: int) -> str:
+        """The rule of the group's tensors in the store. Raises UsageError if the optimizer would take another step by
+        now: Adam's and AdamW's are alike as long as nothing decays."""
+        optimizer, rule = self._training.optimizer, self._rules[index]
+        group = optimizer.param_groups[index]
+        now = rule_of(optimizer, group)
+        if now != rule and group.get("weight_decay"):
+            raise UsageError(
+                f"parameter group {index} has decoupled_weight_decay={now == 'adamw'}, and had {rule == 'adamw'} when"
+                f" its parameters came to be trained, whose rule in the store is {rule!r} for good: set it back, or"
+                " make the optimizer anew with exist='overwrite', which begins without the rule's state"
+            )
+        return rule
 
     def _pull(
         self,
