@@ -41,8 +41,8 @@ constexpr bool can_encode(DType encoding) {
   return is_encoding(encoding) || encoding == DType::kBFloat16 || encoding == DType::kFloat16;
 }
 
-// A block of kInt8 or kSign with a NaN or an infinity in it gets NaN as its scale, so that the whole block
-// is NaN again when decoded. REQUIRES: can_encode(). The ranges must not overlap.
+// A block of kInt8 or kSign with a NaN or an infinity in it, or which says an infinity, gets NaN as its scale, so that the
+// whole block is NaN again when decoded. REQUIRES: can_encode(). The ranges must not overlap.
 void encode(const ToEncode& what);
 
 // encode() of a change, source - base, to be told to everybody who has the base. Where the payload can't say it, as it

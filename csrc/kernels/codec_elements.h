@@ -67,8 +67,10 @@ inline constexpr float kLargestCode = 127.0F;
 // Added to a number below 2^22 it leaves the number, rounded to nearest even, in the low bits.
 inline constexpr float kRounder = 0x1.8p23F;
 
+// NaN also for what is finite, but is not once it was rounded to a scale and is said by it.
 PSSTORE_HD float scale_of_largest(float magnitude) {
-  return is_finite(magnitude) ? magnitude / kLargestCode : float_of(kNanBits);
+  const float scale = magnitude / kLargestCode;
+  return is_finite(scale * kLargestCode) ? scale : float_of(kNanBits);
 }
 
 // kRounder plus the code. A scale near the smallest numbers is rounded so much that a quotient may be beyond

@@ -198,6 +198,19 @@ def test_a_block_that_is_not_finite_is_nan_and_leaves_the_residual(
     assert (residual[:256] != 0.25).all()
 
 
+@pytest.mark.parametrize("num_elems", [9, 256])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_int8_of_the_largest_number_is_nan_as_it_would_say_infinity(instruction_set: str, num_elems: int) -> None:
+    """What torch.nan_to_num makes of an infinity: 127 of its scale, which is rounded up, are beyond all numbers."""
+    source, residual = np.ones(num_elems, np.float32), np.full(num_elems, 0.25, np.float32)
+    source[3] = np.finfo(np.float32).max
+    payload = encode("int8", source, residual, instruction_set=instruction_set)
+    with np.errstate(over="ignore"):
+        assert_same(payload, encoded("int8", source + np.float32(0.25)))
+    assert np.isnan(decoded("int8", payload, num_elems)).all()
+    assert (residual == 0.25).all()
+
+
 @pytest.mark.parametrize("kept", [1, 3])
 def test_topk_sends_what_is_not_finite_first_and_leaves_its_residual(kept: int) -> None:
     source, residual = np.array([5, np.nan, np.inf, 1], np.float32), np.full(4, 0.25, np.float32)

@@ -60,7 +60,8 @@ def _finite(scale: Floats) -> Floats:
 
 def _int8(x: Floats) -> tuple[Floats, npt.NDArray[np.int8]]:
     blocks = _blocks(x)
-    scale = _finite(np.abs(blocks).max(axis=1) / np.float32(127))
+    scale = np.abs(blocks).max(axis=1) / np.float32(127)
+    scale = np.where(np.isfinite(scale * np.float32(127)), scale, np.float32(np.nan))
     codes = np.clip(np.rint(blocks / scale[:, None]), -127, 127)
     codes[~(scale > 0)] = 0
     return scale, codes.reshape(-1)[: x.size].astype(np.int8)
