@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Literal
 
@@ -45,6 +46,16 @@ MAX_TABLE_ROWS = 1 << 31 + PARTITION_BITS
 """What the numbers of rows of its partitions can say."""
 
 
+LARGEST: Mapping[str, float] = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
+"""The largest number of the dtypes that are computed in."""
+
+LARGEST_FIRST_VALUE = (2 - 2**-7) * 2.0**127
+"""bfloat16's largest number, which float32 has, too: what rows are kept in makes no difference to what is taken."""
+
+FARTHEST_NORMAL = 7.0
+"""Standard deviations from the mean beyond which no first value lies: 32 random bits bring it to 6.4."""
+
+
 class RowsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the rows of a table are, beside its update rule."""
 
@@ -84,8 +95,13 @@ class RowsSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"table {name!r}: dim is {self.dim}; rows have 1 to {_core.MAX_ROW_DIM} elements")
         if self.init not in _core.FIRST_VALUES:
             raise BadArgument(f"table {name!r}: init {self.init!r} is not one of {', '.join(_core.FIRST_VALUES)}")
-        if not (math.isfinite(self.a) and math.isfinite(self.b)):
-            raise BadArgument(f"table {name!r}: init has {self.a} and {self.b}; expected finite numbers")
+        a, b = abs(self.a), abs(self.b)
+        farthest = [a + FARTHEST_NORMAL * b] if self.init == "normal" else [a, b]
+        if not all(one <= LARGEST_FIRST_VALUE for one in farthest):
+            raise BadArgument(
+                f"table {name!r}: init has {self.a} and {self.b}; expected numbers by which first values are finite in"
+                " bfloat16 and float32"
+            )
         if not 0 <= self.seed < 1 << 64:
             raise BadArgument(f"table {name!r}: seed {self.seed} is not in [0, 2^64)")
         self._check_bounds(name)
@@ -197,10 +213,10 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_compensation(self) -> None:
-        if not 0 <= self.compensation < math.inf:
+        if not 0 <= self.compensation <= LARGEST.get(self.dtype, math.inf):
             raise BadArgument(
                 f"tensor {self.name!r}: compensation {self.compensation}; expected a finite number from 0 on, which is"
-                " none"
+                f" none, also in {self.dtype}"
             )
         if self.compensation and not self._has_gradients:
             what = "a table's rows" if self.rows is not None else f"what rule {self.rule!r} takes"

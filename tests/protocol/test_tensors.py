@@ -115,6 +115,8 @@ def test_reduction_over_the_workers_needs_rounds_of_several(staleness: int, mode
     [
         (sgd("w", compensation=-1.0), "compensation -1.0; expected a finite number from 0 on"),
         (sgd("w", compensation=math.nan), "compensation nan; expected a finite number"),
+        (sgd("w", compensation=math.inf), "compensation inf; expected a finite number"),
+        (sgd("w", compensation=1e39), r"compensation 1e\+39; expected a finite number .* also in float32"),
         (TensorSpec(name="w", shape=(4,), rule="assign", compensation=0.5), "not of what rule 'assign' takes"),
         (TensorSpec(name="w", shape=(4,), rule="reduce", compensation=0.5), "not of what rule 'reduce' takes"),
     ],
@@ -129,6 +131,17 @@ def test_compensation_where_nobody_steps_meanwhile_is_refused() -> None:
     peer = FakeStore(num_workers=2).connect()
     with pytest.raises(errors.BadArgument, match=r"compensation 0.5 .* in mode 'sync' there are none: .* --mode async"):
         peer.create(sgd("w", compensation=0.5))
+
+
+@pytest.mark.parametrize(
+    "first_values",
+    [("constant", 1e39, 0.0), ("constant", math.nan, 0.0), ("uniform", -1.0, 3.4e38), ("normal", 0.0, 1e38)],
+)
+def test_first_values_that_rows_can_not_hold_are_refused(first_values: tuple[str, float, float]) -> None:
+    init, a, b = first_values
+    rows = RowsSpec(dim=4, init=init, a=a, b=b)
+    with pytest.raises(errors.BadArgument, match=r"init has .* finite in bfloat16 and float32"):
+        TensorSpec(name="t", shape=rows.shape, rule="sparse_sgd", rows=rows).check()
 
 
 def test_tables_of_rows_are_not_compensated() -> None:
