@@ -68,6 +68,17 @@ def test_each_parameter_group_has_its_own_rule_options() -> None:
     assert_same_bits(*train_both(grouped))
 
 
+def test_sums_of_adagrad_begin_as_its_constructor_was_told_whatever_a_group_says() -> None:
+    """torch makes them with the optimizer, and does not look at groups for it."""
+
+    def grouped(parameters: object, **options: bool) -> torch.optim.Optimizer:
+        first, *rest = list(parameters)  # type: ignore[call-overload]
+        groups = [{"params": [first]}, {"params": rest, "initial_accumulator_value": 0.5}]
+        return Adagrad(groups, lr=0.05, initial_accumulator_value=0.1, **options)
+
+    assert_same_bits(*train_both(grouped))
+
+
 @pytest.mark.skipif(not DECOUPLED_ADAM, reason="torch has no such flag")
 def test_a_group_of_adamw_may_have_a_decay_that_is_not_decoupled() -> None:
     """As torch has it, whose AdamW is an Adam with another flag."""

@@ -67,9 +67,9 @@ def load_state(training: Training, state_dict: Mapping[str, Any]) -> None:
 
 def adopt_state(training: Training, trained: Sequence[Trained]) -> None:
     """Moves state to the store that the wrapped optimizer holds itself, because a checkpoint was loaded into it."""
-    held = training.optimizer.state
+    held, groups = training.optimizer.state, training.optimizer.param_groups
     own = {one.owner: held.pop(one.owner) for one in trained if one.owner in held}
-    _write(training, [one for one in trained if _has_stepped(own.get(one.owner, {}))], own)
+    _write(training, [one for one in trained if _has_begun(own.get(one.owner, {}), groups[one.group])], own)
 
 
 def drop_local_state(training: Training, trained: Sequence[Trained]) -> None:
@@ -84,9 +84,13 @@ def _write(training: Training, trained: Sequence[Trained], state: State) -> None
         training.store.restore({one.name: Restored(state=_as_stored(one, state.get(one.owner, {}))) for one in ours})
 
 
-def _has_stepped(state: Mapping[str, Any]) -> bool:
-    """Whether a parameter with this state has taken a step: Adagrad has state before its first."""
-    return bool(state) and float(state.get("step", 1)) > 0
+def _has_begun(state: Mapping[str, Any], group: ParamGroup) -> bool:
+    """Whether this state is another than the store would begin with. Adagrad has one before its first step, whose sums
+    are what its constructor was given for all groups, whatever one of them says."""
+    if not state or float(state.get("step", 1)) > 0:
+        return bool(state)
+    sums, usual = state.get("sum"), group.get("initial_accumulator_value")
+    return sums is not None and usual is not None and bool((local_of(sums) != usual).any())
 
 
 def _as_torch(training: Training, one: Trained, group: ParamGroup, state: RuleState, *, whole: bool) -> dict[str, Any]:
