@@ -82,8 +82,10 @@ size_t num_elems(const ArrayForm& form) {
   return product;
 }
 
+// One whose memory was freed, or which torch knows to be zeros, has none.
 bool fits(const DLTensor& tensor, const ArrayForm& form) {
   const std::span shape(tensor.shape, static_cast<size_t>(tensor.num_dims));
+  if (tensor.data == nullptr && num_elems(form) > 0) return false;
   return tensor.device.type == kDLMainMemory && is_of(tensor.dtype, form.dtype) &&
          std::ranges::equal(shape, form.shape) && is_row_major(tensor);
 }

@@ -68,6 +68,13 @@ def test_scalars_and_empty_arrays_are_plain(shape: tuple[int, ...]) -> None:
     assert is_plain(one_frame(shape), torch.zeros(shape))
 
 
+def freed(num_elems: int) -> torch.Tensor:
+    """As `fully_shard` leaves a parameter that nobody needs."""
+    tensor = torch.ones(num_elems)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 class Derived(torch.Tensor):
     """Who knows what its memory means."""
 
@@ -98,6 +105,11 @@ class Derived(torch.Tensor):
 )
 def test_whatever_else_there_is_is_not_plain(array: object) -> None:
     assert not is_plain(one_frame((2,)), array)
+
+
+def test_a_tensor_without_memory_is_not_plain() -> None:
+    for tensor in (freed(2), torch._efficientzerotensor((2,))):
+        assert not is_plain(one_frame((2,)), tensor)
 
 
 def test_read_only_arrays_are_plain_to_send_only() -> None:
@@ -195,6 +207,24 @@ def test_a_known_pull_takes_any_kind_of_array(store: Store) -> None:
 def test_an_array_of_another_dtype_is_told_what_it_could_be(store: Store, array: Any) -> None:
     with pytest.raises(DTypeMismatch, match="use one of float32, float64, bfloat16, float16 "):
         store.push("b", array)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (torch.ones(4).to_sparse(), "a sparse_coo tensor can't be stored or sent: make it dense, as tensor.to_dense"),
+        (torch.ones(4, device="meta"), "a tensor on the meta device has no elements"),
+        (freed(4), "a tensor whose memory was freed, .*has no elements"),
+        (torch._efficientzerotensor((4,)), "or of zeros without any has no elements"),
+    ],
+    ids=["sparse", "meta", "freed", "zeros"],
+)
+def test_a_tensor_without_an_element_for_each_number_is_refused(store: Store, array: Any, words: str) -> None:
+    with pytest.raises(BadArgument, match=words):
+        store.push("b", array)
+    with pytest.raises(BadArgument, match=words):
+        store.pull("b", out=array)
+    assert_array_equal(store.pull("b"), np.ones(4, F32))
 
 
 def test_a_known_pull_refuses_what_does_not_fit(store: Store) -> None:

@@ -54,6 +54,7 @@ def source(value: Array, *, dtype: str) -> Source:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach()
+        _check_dense(tensor)
         if not tensor.is_cpu:
             _wait_for_device(tensor)
             tensor = tensor.cpu()
@@ -67,6 +68,7 @@ def target(out: Array) -> Target:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         tensor = out.detach()
+        _check_dense(tensor)
         shape, dtype = tuple(tensor.shape), torch_dtype(tensor.dtype)
         if tensor.is_cpu and tensor.is_contiguous():
             return Target(shape, dtype, _torch_bytes(tensor), out, None)
@@ -139,6 +141,19 @@ def _numpy_bytes(array: np.ndarray[Any, Any]) -> Bytes:
 @cache
 def torch_dtype(dtype: Any) -> str:
     return sendable(str(dtype).removeprefix("torch."), convert="tensor.to")
+
+
+def _check_dense(tensor: Any) -> None:
+    """Raises BadArgument for a tensor that has not each of its elements in memory."""
+    torch = sys.modules["torch"]
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise BadArgument(
+            f"a {kind} tensor can't be stored or sent: make it dense, as tensor.to_dense() does; rows go by push_rows"
+        )
+    if tensor.is_meta or (tensor.is_cpu and tensor.numel() > 0 and tensor.data_ptr() == 0):
+        where = "on the meta device" if tensor.is_meta else "whose memory was freed, or of zeros without any"
+        raise BadArgument(f"a tensor {where} has no elements to store or send: give one that has memory")
 
 
 def _copy(aside: Any, tensor: Any) -> None:
