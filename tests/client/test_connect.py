@@ -39,6 +39,7 @@ from psstore.errors import (
     UsageError,
 )
 from psstore.net.client import Reconnector
+from psstore.protocol.rounds import ATTEST_EVERY
 from psstore.types import TensorSpec
 from psstore.wire import messages as m
 from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
@@ -295,6 +296,37 @@ def test_worker_that_left_still_reads(cluster: Cluster) -> None:
         assert store.pull("a") is not None
         with pytest.raises(NotAWorker):
             store.commit()
+
+
+# ---- decisions ----------------------------------------------------------------------------------------
+
+
+def decisions_kept(cluster: Cluster) -> int:
+    with cluster.connect(role="client") as store:
+        return int(store.stats()[0]["decision_log"])
+
+
+def test_decisions_are_forgotten_where_no_worker_stays_for_a_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psstore.protocol.client.MANY_DECISIONS", 4)
+    with clusters("local") as start:
+        cluster = start(shards=2)
+        for _ in range(12):
+            with cluster.connect() as store:
+                store.create("w", shape=(4,), rule="sgd")
+                store.push("w", [1.0] * 4)
+                store.commit({"lr": 0.1})
+        assert decisions_kept(cluster) < 6
+
+
+def test_decisions_are_forgotten_where_nobody_reads_and_a_shard_has_nothing() -> None:
+    with clusters("local") as start:
+        cluster = start(shards=2)
+        with cluster.connect() as store:
+            store.create("w", shape=(4,), rule="sgd")
+            for _ in range(3 * ATTEST_EVERY):
+                store.push("w", [1.0] * 4)
+                store.commit({"lr": 0.1})
+            assert decisions_kept(cluster) < 2 * ATTEST_EVERY
 
 
 # ---- letting go -------------------------------------------------------------------------------------

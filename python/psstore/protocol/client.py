@@ -41,6 +41,10 @@ T = TypeVar("T")
 MAX_DROPPED_NAMES = 1024
 """Tensors whose names are remembered after they were dropped: for errors of whoever had not heard of it."""
 
+MANY_DECISIONS = 256
+"""A worker that is told so many as it joins has the shards attest with its first commit, unasked: a store whose workers
+do as they are asked keeps half of that (rounds.py), and those before it may have left instead."""
+
 LOOK_S = 0.02
 """How often whoever leads the writing of a checkpoint asks whether it is written."""
 
@@ -196,6 +200,7 @@ class Client:
         self.identity.ticket = joined.ticket
         self.round, self.decision, self._unfinished, self._measured = joined.round, joined.decision, False, None
         self.stopped = joined.stop
+        self._asked_to_attest = len(joined.decisions) >= MANY_DECISIONS
         self._decisions.learn(joined.decision, joined.decisions)
         for session in self.sessions:
             session.identified()
@@ -797,7 +802,8 @@ class Client:
         return [self._request(s, "PULL", body=m.Carry(), timeout_s=timeout_s) for s in sessions]
 
     async def _attest(self) -> tuple[m.Signed, ...]:
-        """What each shard says to have applied."""
+        """What each shard says to have applied: all there is, also where this worker has read and pushed nothing."""
+        await collect(self._tell(self._behind()))
         replies = await collect([self._request(session, "ATTEST") for session in self.shards])
         return tuple(reply.applied for reply in replies)
 
