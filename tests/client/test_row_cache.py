@@ -156,6 +156,22 @@ def test_a_table_that_is_created_anew_is_another_one(store: Store) -> None:
     assert_array_equal(store.pull_rows("anew", [5]), np.full((1, DIM), 7, F32))
 
 
+def test_nothing_is_kept_of_tables_that_are_gone() -> None:
+    with psstore.connect("local://") as store:
+        for step in range(3):
+            store.create_table("gone", dim=DIM, rule="sgd", exist="overwrite")
+            store.create_table(f"gone {step}", dim=DIM, rule="sgd")
+            for name in ("gone", f"gone {step}"):
+                store.cache_rows(name, ENOUGH)
+                store.pull_rows(name, IDS)
+            store.drop(f"gone {step}")
+        store.drop("gone")
+        assert not any("rows" in vars(cache) for cache in store._operations.tables._caches._by_name.values())
+        store.create_table("gone", dim=DIM, rule="sgd")
+        store.pull_rows("gone", IDS)
+        assert store.row_cache("gone").num_rows == len(IDS)
+
+
 def test_a_snapshot_reads_past_the_cache(store: Store) -> None:
     store.create_table("held", dim=DIM, rule="sgd", init="constant(2)")
     store.cache_rows("held", ENOUGH)

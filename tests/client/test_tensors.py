@@ -114,6 +114,23 @@ def test_names_of_dropped_tensors_are_forgotten_in_the_end(monkeypatch: pytest.M
         assert list(names) == ["overwritten", "overwritten", "dropped 9", "overwritten"]
 
 
+def test_nothing_is_kept_of_tensors_that_are_gone() -> None:
+    with psstore.connect("local://") as store:
+        context, reading = store._operations.context, store._operations.reading
+        for step in range(10):
+            store.create(f"dropped {step}", [float(step)], rule="sgd")
+            store.create("overwritten", [float(step)], rule="sgd", exist="overwrite")
+            store.push_many({f"dropped {step}": [1.0], "overwritten": [1.0]})
+            store.commit({"lr": 0.1})
+            store.pull(f"dropped {step}")
+            store.pull("overwritten")
+            store.drop(f"dropped {step}")
+        gone = set(range(1, store.describe("overwritten").id))
+        assert [layout for layout in context.layouts._known.values() if layout.ids & gone] == []
+        assert (context.first_values._there & gone, list(reading._pulled)) == (set(), ["overwritten"])
+        assert (store.version_of("dropped 9"), store.version_of("overwritten")) == (0, 10)
+
+
 def test_describe_keys_and_drop(store: Store) -> None:
     store.create("a", shape=(2, 3), rule="adam", group=4)
     spec = store.describe("a").spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from psstore import _core
@@ -27,11 +27,22 @@ class Context:
         self.first_values = FirstValues(client)
         self.transfers = Transfers(client)
         self.coded = Coded(self.layouts, self.transfers)
-        self.schema = Schema(client, on_changed=self.layouts.forget_plans, on_overwritten=self.coded.forget)
+        self.schema = Schema(client, on_changed=self.layouts.forget_plans, on_overwritten=self.forget)
+        self.on_gone: list[Callable[[Sequence[Tensor]], None]] = [
+            self.layouts.forget,
+            self.first_values.forget,
+            self.coded.forget,
+        ]
+        """Drop what they keep of tensors that are gone, or were made anew."""
         self.pace = pace
         """Paces pushes over links that workers share; None: nothing to pace."""
         self._wait_s = wait_s
         self._over_sockets = over_sockets
+
+    def forget(self, tensors: Sequence[Tensor]) -> None:
+        """Drops what is kept here of tensors that are gone, or were made anew."""
+        for drop in self.on_gone:
+            drop(tensors)
 
     def patience(self, wait_s: float | None) -> float:
         return self._wait_s if wait_s is None else number("wait_s", wait_s)

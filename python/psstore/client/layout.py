@@ -261,6 +261,12 @@ class Layouts:
         """Notes what a call came to: the next one with arrays of the same types will come to the same."""
         _use(self.plans[0], cache_key, _core.CallPlan(op, layout, layout.frame_plan))
 
+    def forget(self, tensors: Sequence[Tensor]) -> None:
+        """Drops the layouts of tensors that are gone."""
+        gone = {tensor.id for tensor in tensors}
+        for key in [key for key, layout in self._known.items() if not layout.ids.isdisjoint(gone)]:
+            del self._known[key]
+
     def forget_plans(self) -> None:
         """Drops all plans: a name has come to mean something else."""
         for plans in self._plans:

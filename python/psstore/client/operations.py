@@ -155,7 +155,7 @@ class Operations:
         tensors = await self.context.schema.find_any([name])
         await self.client.drop([name])
         self.context.schema.forget(name)
-        self.context.coded.forget(tensors)
+        self.context.forget(tensors)
 
     # ---- tables of rows ----
 

@@ -35,6 +35,7 @@ class Reading:
         """Layout of each tensor's last pull, by name."""
         self._latest: Layout | None = None
         """Layout of the last pull of all."""
+        context.on_gone.append(self._forget)
 
     async def pull(self, asked: Pull) -> list[Array]:
         plan = self._context.layouts.plan(asked.cache_key)
@@ -230,6 +231,13 @@ class Reading:
             hold.heard(answers)
         self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
         return answers
+
+    def _forget(self, tensors: Sequence[Tensor]) -> None:
+        """Drops the pulls of tensors that are gone."""
+        for tensor in tensors:
+            layout = self._pulled.get(tensor.spec.name)
+            if layout is not None and tensor.id in layout.ids:
+                del self._pulled[tensor.spec.name]
 
     def _note(self, layout: Layout, answers: Sequence[Reply]) -> None:
         layout.answers = answers

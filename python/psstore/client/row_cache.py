@@ -7,6 +7,7 @@ and its shard sends it unless it has been the same since (docs/wire.md, 'Rows th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -56,7 +57,13 @@ class RowCache:
         kept_bytes = _core.RowCache.record_bytes(row_bytes) + INDEX_BYTES
         if max_bytes < kept_bytes:
             raise BadArgument(f"max_bytes is {max_bytes}; a row of {table.spec.name!r} takes {kept_bytes}")
-        self.rows = _core.RowCache(row_bytes, min(max_bytes // kept_bytes, MOST_ROWS), len(table.shards))
+        self._row_bytes = row_bytes
+        self._max_rows = min(max_bytes // kept_bytes, MOST_ROWS)
+
+    @cached_property
+    def rows(self) -> _core.RowCache:
+        """The rows themselves, which take memory from the first pull on."""
+        return _core.RowCache(self._row_bytes, self._max_rows, len(self.table.shards))
 
     @property
     def use(self) -> RowCacheUse:
@@ -82,6 +89,14 @@ class RowCaches:
         there = self.of(table, encoding)
         if there is None or there.max_bytes != max_bytes:
             self._by_name[name] = made
+
+    def forget(self, tensors: Sequence[Tensor]) -> None:
+        """Drops the rows of tables that are gone. Of one that is created again by the same name they are kept as they
+        were of the one before."""
+        for tensor in tensors:
+            there = self._by_name.get(tensor.spec.name)
+            if there is not None and there.table.id == tensor.id:
+                self._by_name[tensor.spec.name] = RowCache(tensor, there.encoding, there.max_bytes)
 
     def use_of(self, table: Tensor) -> RowCacheUse:
         """Raises BadArgument where no rows of the table are kept."""

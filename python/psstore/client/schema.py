@@ -45,14 +45,17 @@ class Schema:
         """The result of `groups`, once it was asked for."""
 
     def learn(self, tensors: Iterable[Tensor]) -> None:
+        overwritten = []
         for tensor in tensors:
             before = self._tensors.get(tensor.spec.name)
             if before is not None and before != tensor:
                 self._on_changed()
                 if before.id != tensor.id:
-                    self._on_overwritten([before])
+                    overwritten.append(before)
             self._tensors[tensor.spec.name] = tensor
         self._groups = None
+        if overwritten:
+            self._on_overwritten(overwritten)
 
     def forget(self, name: str) -> None:
         self._tensors.pop(name, None)
@@ -134,6 +137,10 @@ class FirstValues:
     def note(self, ids: Iterable[int]) -> None:
         """Notes tensors whose first values have come, or were sent."""
         self._there.update(ids)
+
+    def forget(self, tensors: Sequence[Tensor]) -> None:
+        """Drops what was noted of tensors that are gone."""
+        self._there.difference_update(tensor.id for tensor in tensors)
 
     async def arrive(self, tensors: Sequence[Tensor], *, wait_s: float) -> None:
         """Returns when all tensors have their first values, or after `wait_s`: then shards refuse what is pushed."""

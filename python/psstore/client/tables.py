@@ -53,6 +53,7 @@ class Tables:
         self._writing = writing
         self._reading = reading
         self._caches = RowCaches()
+        context.on_gone.append(self._caches.forget)
         self._grouped = _core.GroupedIds(np.empty(0, np.uint64), PARTITION_BITS)
         """The last ones."""
 
