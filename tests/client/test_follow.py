@@ -273,3 +273,18 @@ def test_psstore_follow_connects_by_itself() -> None:
                 assert version.values["a"].dtype == np.float16
                 break
             assert "at version 0" in repr(reader)
+
+
+def test_nothing_is_kept_of_tensors_that_others_drop() -> None:
+    with LocalStore(2) as local:
+        worker, reading = local.connect(), local.connect(role="client")
+        with FollowingReader(reading, None, None) as reader:
+            for step in range(6):
+                worker.create(f"step {step}", np.ones(10, F32), rule="sgd")
+                worker.push(f"step {step}", np.ones(10, F32))
+                worker.commit({"lr": 1.0})
+                assert list(reader.next().values) == [f"step {step}"]
+                worker.drop(f"step {step}")
+            operations = reading._operations
+            kept = {*operations.reading._pulled, *operations.context.schema._tensors}
+            assert kept == {"step 5"}, "of which it has not heard yet that it is gone"

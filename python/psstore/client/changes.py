@@ -250,6 +250,8 @@ class Copies:
             here = self._copies.get(name)
             is_here = here is not None and here.tensor.id == tensor.id
             copies[name] = here if here is not None and is_here else TensorCopy(tensor, self._dtype_of(tensor))
+        if dropped := [copy.tensor for name, copy in self._copies.items() if name not in copies]:
+            operations.context.forget_dropped(dropped)
         return copies
 
     def _dtype_of(self, tensor: Tensor) -> str:

@@ -44,6 +44,13 @@ class Context:
         for drop in self.on_gone:
             drop(tensors)
 
+    def forget_dropped(self, tensors: Sequence[Tensor]) -> None:
+        """Drops what is kept here of tensors that the store has no more."""
+        for tensor in tensors:
+            if self.schema.knows(tensor):
+                self.schema.forget(tensor.spec.name)
+        self.forget(tensors)
+
     def patience(self, wait_s: float | None) -> float:
         return self._wait_s if wait_s is None else number("wait_s", wait_s)
 

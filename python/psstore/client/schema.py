@@ -62,6 +62,10 @@ class Schema:
         self._groups = None
         self._on_changed()
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether its name means this one here."""
+        return self._tensors.get(tensor.spec.name) == tensor
+
     async def find(self, names: Sequence[str]) -> list[Tensor]:
         """Returns tensors by name, as `find_any`. Raises RuleMismatch, which names the first that is a table."""
         found = await self.find_any(names)
