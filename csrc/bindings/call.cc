@@ -110,6 +110,11 @@ bool Call::forgotten() const {
   return whole_.attr("cancelled")().cast<bool>();
 }
 
+void Call::forget() {
+  forgotten_ = true;
+  for (ClientSession* const session : sessions_) session->keep_cancelled();
+}
+
 void Call::answered(size_t part, std::shared_ptr<Frame> answer) {
   answers_[part] = std::move(answer);
   one_less();

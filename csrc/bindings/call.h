@@ -110,8 +110,8 @@ class Call final : public PyAsker, public std::enable_shared_from_this<Call> {
   // Asks its sessions. If it throws, what was asked until then is forgotten.
   void ask(double now_s);
 
-  // Nobody waits for it any more.
-  void forget() { forgotten_ = true; }
+  // Nobody waits for it any more, and its arrays are their owner's again.
+  void forget();
   bool over() const { return num_missing_ == 0; }
   // REQUIRES of these: it is over.
   bool succeeded() const;

@@ -221,10 +221,17 @@ CallDriver::Outcome CallDriver::call(Call& call) {
   for (ClientSession* const session : sessions) send(*session);
   hold.release();  // a signal's handler may want the loop
   if (PyErr_CheckSignals() != 0) {
-    call.forget();
-    throw py::error_already_set();
+    const py::error_already_set interruption;
+    forget(call);
+    throw interruption;
   }
   return Outcome::kLeft;
+}
+
+void CallDriver::forget(Call& call) const {
+  const Visit visit(*this);
+  const Inside inside(*this);
+  call.forget();
 }
 
 std::optional<bool> CallDriver::await(PySession& asked) {

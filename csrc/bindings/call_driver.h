@@ -66,6 +66,8 @@ class CallDriver {
   };
   // Sends all, and waits for the answers.
   Outcome call(Call& call);
+  // Of a call that was left: nobody waits for it any more.
+  void forget(Call& call) const;
   // Of a call of Python that has the loop and waits for nothing but this: the one request of its session. Sends it, and
   // waits for the answer as long as it may be near. True: it was told, and that was all. False: whoever drives the
   // session goes on. Empty: nothing was done.

@@ -232,12 +232,21 @@ std::optional<py::list> DirectCalls::carry_out(const CallPlan& plan, const py::s
                                            terms.cast<const CallTerms&>(), newer_than);
   switch (driver_.call(*call)) {
     case CallDriver::Outcome::kNotNow: return std::nullopt;
-    case CallDriver::Outcome::kLeft: return py::list(parts_.conclude(plan.layout, call));
+    case CallDriver::Outcome::kLeft: return conclude_left(plan, call);
     case CallDriver::Outcome::kAnswered: break;
   }
   if (call->owes_releases()) parts_.starting->look_after(plan.layout);
   if (!call->succeeded()) return py::list(parts_.conclude(plan.layout, call));
   return plan.reads ? call->answers() : py::list();
+}
+
+py::list DirectCalls::conclude_left(const CallPlan& plan, const std::shared_ptr<Call>& call) {
+  try {
+    return py::list(parts_.conclude(plan.layout, call));
+  } catch (...) {
+    if (!call->over()) driver_.forget(*call);  // interrupted
+    throw;
+  }
 }
 
 py::object DirectCalls::start(const CallPlan& plan, const py::sequence& arrays, py::handle wait_s,

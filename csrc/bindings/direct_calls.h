@@ -65,6 +65,7 @@ class DirectCalls {
   // The answers. None: nothing was done.
   std::optional<py::list> carry_out(const CallPlan& plan, const py::sequence& arrays,
                                     py::handle wait_s, py::handle if_newer_than);
+  py::list conclude_left(const CallPlan& plan, const std::shared_ptr<Call>& call);
   py::object start(const CallPlan& plan, const py::sequence& arrays, py::handle wait_s,
                    py::object results);
 

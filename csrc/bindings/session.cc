@@ -29,6 +29,8 @@ class FutureAsker final : public PyAsker {
     return future_.attr("done")().cast<bool>();
   }
 
+  bool cancelled() const override { return future_.attr("cancelled")().cast<bool>(); }
+
   void answered(size_t part, std::shared_ptr<Frame> answer) override {
     try {
       finish(result_of(answer));
@@ -360,6 +362,7 @@ void bind_session(py::module_& m) {
       .def("next_deadline", [](const PySession& self) { return next_deadline(self.session); })
       .def("finish", &PySession::finish, "number"_a, "result"_a)
       .def("fail", &PySession::fail, "number"_a, "error"_a)
+      .def("keep_cancelled", [](PySession& self) { self.session.keep_cancelled(); })
       .def(
           "heard",
           [](PySession& self, uint64_t version, uint64_t scaled) {

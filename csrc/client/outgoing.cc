@@ -1,5 +1,6 @@
 #include "client/outgoing.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace psstore {
@@ -8,7 +9,7 @@ void Outgoing::add(std::vector<std::byte> head, std::span<const std::span<std::b
                    std::shared_ptr<const void> owner) {
   add_piece(head, /*may_join=*/false);
   for (size_t i = 0; i < payload.size(); ++i) add_piece(payload[i], /*may_join=*/i > 0);
-  frames_.push_back({std::move(head), std::move(owner), pieces_.size()});
+  frames_.push_back({std::move(head), std::move(owner), pieces_.size(), !payload.empty()});
 }
 
 // Slices of one tensor lie side by side: one piece.
@@ -43,6 +44,25 @@ void Outgoing::sent(size_t num_bytes) {
     iovec& piece = pieces_[first_];
     piece.iov_base = static_cast<std::byte*>(piece.iov_base) + num_bytes;
     piece.iov_len -= num_bytes;
+  }
+}
+
+const Outgoing::Frame* Outgoing::unsent_frame(const void* owner) const {
+  const auto found =
+      std::ranges::find(frames_, owner, [](const Frame& f) { return f.owner.get(); });
+  const bool unsent = found != frames_.end() && found->has_payload && found->end > first_;
+  return unsent ? &*found : nullptr;
+}
+
+void Outgoing::move_payload(const void* owner, std::span<const std::byte> to) {
+  const Frame* const frame = unsent_frame(owner);
+  if (frame == nullptr) return;
+  for (size_t i = frame->end; i > first_ && !to.empty();
+       --i) {  // from behind: what is sent is in front
+    iovec& piece = pieces_[i - 1];
+    const auto bytes = to.last(piece.iov_len);
+    piece.iov_base = const_cast<std::byte*>(bytes.data());  // only read
+    to = to.first(to.size() - bytes.size());
   }
 }
 

@@ -27,6 +27,10 @@ class Outgoing {
   std::vector<std::span<const iovec>> frames() const;
   // So many bytes of it are.
   void sent(size_t num_bytes);
+  // The payload of the owner's frame lies there from now on, in one piece: what is not sent of it is sent from there.
+  void move_payload(const void* owner, std::span<const std::byte> to);
+  // Some of the payload of the owner's frame is still to be sent.
+  bool sends_payload(const void* owner) const { return unsent_frame(owner) != nullptr; }
   // Lets go of frames that are sent.
   void tidy();
   void clear();
@@ -36,7 +40,11 @@ class Outgoing {
     std::vector<std::byte> head;
     std::shared_ptr<const void> owner;
     size_t end;  // of its pieces
+    bool has_payload;
   };
+
+  // Null: there is none, or no payload of it is left.
+  const Frame* unsent_frame(const void* owner) const;
 
   void add_piece(std::span<const std::byte> bytes, bool may_join);
 

@@ -1,6 +1,7 @@
 // One request of a client to a shard, until its answer is there.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,8 @@ class Asker {
 
   // Nobody wants the answer any more: its payload goes nowhere.
   virtual bool forgotten() const = 0;
+  // Its caller waits no longer, and may do with its memory what it likes.
+  virtual bool cancelled() const { return forgotten(); }
   // The answer to its request number `part` is whole.
   virtual void answered(size_t part, std::shared_ptr<Frame> answer) = 0;
 
@@ -40,6 +43,25 @@ class Asker {
   virtual std::string body(double /*waited_s*/) const { return {}; }
   // The payload of the request, if it lies on a device.
   virtual LaidOut lay_out(uint64_t /*number*/) { return {}; }
+};
+
+// What is sent of memory that its owner has again.
+class OwnPayload {
+ public:
+  OwnPayload(MemoryRanges memory, size_t num_bytes)
+      : bytes_(std::make_unique_for_overwrite<std::byte[]>(num_bytes)),
+        range_(bytes_.get(), num_bytes) {
+    std::byte* to = bytes_.get();
+    for (const auto range : memory) to = std::ranges::copy(range, to).out;
+  }
+  OwnPayload(const OwnPayload&) = delete;
+  OwnPayload& operator=(const OwnPayload&) = delete;
+
+  MemoryRanges memory() const { return {&range_, 1}; }
+
+ private:
+  const std::unique_ptr<std::byte[]> bytes_;
+  const std::span<std::byte> range_;
 };
 
 struct Request {
@@ -66,6 +88,7 @@ struct Request {
   std::span<const SliceEntry> table = {};
   MemoryRanges memory = {};
   size_t memory_bytes = 0;
+  std::unique_ptr<const OwnPayload> own = nullptr;  // if `memory` is no longer its asker's
   std::shared_ptr<Asker> asker;
   size_t part = 0;  // which of its asker's requests it is
 
@@ -74,6 +97,7 @@ struct Request {
   bool reads() const {
     return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS || op == Op::kLIST_ROWS;
   }
+  bool sends_memory() const { return !reads() && !memory.empty(); }
   bool is_numbered() const { return psstore::is_numbered(op); }
   Op reply() const { return Op{static_cast<uint8_t>(static_cast<uint8_t>(op) + 1)}; }
   // The reply is slices, with a version.

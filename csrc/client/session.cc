@@ -87,8 +87,23 @@ std::shared_ptr<Request> ClientSession::take(uint64_t number) {
   const auto found = position(number);
   if (found == requests_.end()) return nullptr;
   std::shared_ptr<Request> taken = *found;
+  if (taken->sends_memory() && outgoing_.sends_payload(taken.get())) keep(*taken);
   requests_.erase(found);
   return taken;
+}
+
+void ClientSession::keep_cancelled() {
+  for (const std::shared_ptr<Request>& request : requests_) {
+    if (request->sends_memory() && request->asker->cancelled()) keep(*request);
+  }
+}
+
+// Without it half of a frame would be what was asked, and half what is in that memory later.
+void ClientSession::keep(Request& request) {
+  if (request.own != nullptr) return;
+  request.own = std::make_unique<const OwnPayload>(request.memory, request.memory_bytes);
+  request.memory = request.own->memory();
+  outgoing_.move_payload(&request, request.memory.front());
 }
 
 void ClientSession::say(const std::shared_ptr<Request>& asked, double now_s) {

@@ -13,8 +13,8 @@
 // Payloads of a connection that shares memory go through that, in both directions (shm/client_memory.h).
 //
 // Not thread-safe: whoever drives it, one thread at a time. Askers may be Python's, and need the GIL. Only these
-// let go of them: tell_answered(), tidy(), take(), and the destructor; and these ask them: ask(), welcomed(), and for
-// an asker that says so, receive() and next_frame().
+// let go of them: tell_answered(), tidy(), take(), and the destructor; and these ask them: ask(), welcomed(),
+// keep_cancelled(), and for an asker that says so, receive() and next_frame().
 #pragma once
 
 #include <algorithm>
@@ -108,8 +108,11 @@ class ClientSession {
   const std::deque<std::shared_ptr<Request>>& requests() const { return requests_; }
   // Null: there is none of that number.
   std::shared_ptr<Request> request(uint64_t number) const;
-  // The same, and it is asked no more.
+  // The same, and it is asked no more. Its memory is not needed any longer.
   std::shared_ptr<Request> take(uint64_t number);
+  // Needs no memory of requests that were cancelled any longer: what is to be sent of it, or sent again, is kept as it
+  // is now.
+  void keep_cancelled();
   // A frame of somebody else's making goes out.
   void say(std::vector<std::byte> frame) { outgoing_.add(std::move(frame)); }
   // A request that told the scale of decision `told_scale`, or none (0), was answered by a shard at `at_version`.
@@ -189,6 +192,7 @@ class ClientSession {
   void say(const std::shared_ptr<Request>& request, double now_s);
   std::string body_of(Request& request, double now_s);
   LaidOut lay_out(const Request& request);
+  void keep(Request& request);
   bool may_be_lent(const Request& request) const;
   // No memory is written to whose asker has forgotten it.
   void let_forgotten_pass();

@@ -214,6 +214,7 @@ class Asking {
     return std::ranges::all_of(memory_, [](std::byte byte) { return byte == std::byte{0}; });
   }
   void forget() { asker_->is_forgotten = true; }
+  void overwrite() { std::ranges::fill(memory_, std::byte{0xA5}); }
 
   std::vector<std::shared_ptr<Frame>> answers;
 
@@ -501,6 +502,49 @@ TEST(ClientSession, WhoHasNoSocketTakesTheFramesAndFeedsTheAnswers) {
 }
 
 // ---- again ------------------------------------------------------------------------------------------
+
+TEST(ClientSession, AWriteThatIsCancelledIsSentAndSaidAgainAsItWas) {
+  Ends ends;
+  ends.narrow();
+  Asking first(Op::kASSIGN, {5000, 1, 30'000});
+  Asking second(Op::kADD, {0, 30'000, 7});
+  first.ask(ends);
+  second.ask(ends);
+  const Bytes whole = ends.unsent();
+  EXPECT_FALSE(ends.drive());
+  for (Asking* const one : {&first, &second}) one->forget();
+  ends.session.keep_cancelled();
+  for (Asking* const one : {&first, &second}) one->overwrite();
+  Bytes came = ends.came();
+  ASSERT_LT(came.size(), 30'000u);
+  for (int i = 0; i < 1000 && !ends.session.outgoing().done(); ++i) {
+    ends.drive();
+    append(came, ends.came());
+  }
+  EXPECT_EQ(came, whole);
+  ends.shut();
+  ends.open();
+  ends.session.send();
+  const auto again = frames_of(ends.came());
+  ASSERT_EQ(again.size(), 2u);
+  EXPECT_EQ(again[0].payload, first.payload());
+  EXPECT_EQ(again[1].payload, second.payload());
+}
+
+TEST(ClientSession, AWriteThatIsTakenInTheMiddleIsSentAsItWas) {
+  Ends ends;
+  ends.narrow();
+  Asking write(Op::kASSIGN, {5000, 1, 30'000});
+  write.ask(ends);
+  const Bytes whole = ends.unsent();
+  EXPECT_FALSE(ends.drive());
+  ends.session.take(1);
+  write.overwrite();
+  Bytes came;
+  for (int i = 0; i < 1000 && !ends.drive(); ++i) append(came, ends.came());
+  append(came, ends.came());
+  EXPECT_EQ(came, whole);
+}
 
 TEST(ClientSession, WhatWasNotAnsweredIsSaidAgainInOrder) {
   Ends ends;

@@ -462,6 +462,9 @@ class ClientSession:
     def finish(self, number: int, result: object) -> bool:
         """Its future gets that. False: there is no such request any more."""
     def fail(self, number: int, error: BaseException) -> bool: ...
+    def keep_cancelled(self) -> None:
+        """Copies what is to be sent, or sent again, of requests whose futures are cancelled: the memory that it lies in
+        is its owner's again."""
     def heard(self, version: int, scaled: int) -> None:
         """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
     def say(self, frame: bytes) -> None:

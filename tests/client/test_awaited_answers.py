@@ -49,6 +49,9 @@ class Answered(IgnoredFuture):
     def set_result(self, result: object, /) -> None:
         self._came.append("the answer")
 
+    def cancelled(self) -> bool:
+        return False
+
     def done(self) -> bool:
         return False
 

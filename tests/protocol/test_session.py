@@ -39,6 +39,9 @@ class Promise:
     def cancel(self) -> None:
         raise NotImplementedError
 
+    def cancelled(self) -> bool:
+        return False
+
     def done(self) -> bool:
         return self.result is not None or self.error is not None
 

@@ -19,7 +19,7 @@ class Future:
         self._world = world
         self._result: Any = None
         self._error: BaseException | None = None
-        self._done = False
+        self._done = self._cancelled = False
         self._waiters: list[Action] = []
 
     def __await__(self) -> Generator[Future, None, Any]:
@@ -42,7 +42,11 @@ class Future:
 
     def cancel(self) -> None:
         """Whoever waited is no more."""
+        self._cancelled = self._cancelled or not self._done
         self._done = True
+
+    def cancelled(self) -> bool:
+        return self._cancelled
 
     def when_done(self, action: Action) -> None:
         """Calls `action` in a later event, as every event loop does: whoever sets a result is not interrupted."""

@@ -251,6 +251,9 @@ class PushedFrame:
         """Does nothing to a frame that is in flight."""
         self.future.cancel()
 
+    def cancelled(self) -> bool:
+        return self.future.cancelled()
+
     def set_result(self, result: Any, /) -> None:
         self._over = True
         self._frames.ended(self, acknowledged=True)

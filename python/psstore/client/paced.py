@@ -80,9 +80,13 @@ class PacedCalls:
 
     # ---- how ----
 
+    def _forgotten(self, whole: object) -> None:
+        self._writing.push_ended(whole)
+        self._client.keep_cancelled()
+
     def _push(self, pace: Pace, layout: Layout, transfers: Sequence[Transfer]) -> Started[None]:
         client, writing = self._client, self._writing
-        whole = Started[None](self._thread, writing.push_ended)
+        whole = Started[None](self._thread, self._forgotten)
 
         async def conclude(parts: Sequence[Part]) -> None:
             writing.push_ended(whole)
@@ -178,7 +182,7 @@ class Part:
         return self._result
 
     def done(self) -> bool:
-        return self._over or self._call.whole.cancelled()
+        return self._over or self.cancelled()
 
     def set_result(self, result: Any, /) -> None:
         self._result, self._over = result, True
@@ -190,6 +194,9 @@ class Part:
 
     def cancel(self) -> None:
         """Does nothing: it is the whole that is cancelled."""
+
+    def cancelled(self) -> bool:
+        return self._call.whole.cancelled()
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """REQUIRES: it is done."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar, cast
 
 from psstore.client.loop_thread import LoopThread
+from psstore.errors import StoreClosed
 
 T = TypeVar("T")
 
@@ -23,7 +25,7 @@ Ending = tuple[Any, BaseException | None]
 
 
 class Started(concurrent.futures.Future[T]):
-    """Cancelling it forgets its requests: what was sent counts, what comes goes nowhere.
+    """Cancelling it forgets its requests: what was to be sent counts, as it is then; what comes goes nowhere.
 
     Most are over before anybody waits for them. So it becomes a whole future, with all that it takes to wait for one,
     only when somebody asks it for any of that, and is then told as every future is. Until then it has its ending alone:
@@ -60,7 +62,8 @@ class Started(concurrent.futures.Future[T]):
 
     def cancel(self) -> bool:
         if self._end((None, CancelledError())):
-            self._thread.loop.call_soon_threadsafe(self._forget)
+            with contextlib.suppress(StoreClosed):  # closed: nothing is done for it any more
+                self._thread.at_once(self._forget)
         return self.cancelled()
 
     def result(self, timeout: float | None = None) -> T:

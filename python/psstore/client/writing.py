@@ -133,7 +133,12 @@ class Writing:
         """Carries out `client.push` in a round that was committed early."""
         client = self._context.client
         client.check_push()
-        await client.answers(await frames.push(client.ask_to_stage, transfers))
+        try:
+            futures = await frames.push(client.ask_to_stage, transfers)
+        except BaseException:
+            client.keep_cancelled()
+            raise
+        await client.answers(futures)
 
     def _begin_push(self) -> object:
         """Notes that a push is under way, until `push_ended` is told of the result."""

@@ -626,6 +626,11 @@ class Client:
 
     # ---- for those who send requests of data themselves ----
 
+    def keep_cancelled(self) -> None:
+        """What is to be sent for futures that were cancelled is kept: arrays are their owners' again."""
+        for session in self.sessions:
+            session.core.keep_cancelled()
+
     @property
     def may_push(self) -> bool:
         """True if a push may be sent at once: the client has joined, no scale has to be found first, and no commit to
@@ -721,17 +726,24 @@ class Client:
         await collect(asked)
 
     async def _send(self, op: str, transfers: Iterable[Transfer], *, body: m.Message | None) -> None:
-        futures = []
-        for transfer in transfers:
-            session = self.sessions[transfer.way]
-            round = self.round if op == "PUSH" else 0
-            future = self._driver.future()
-            self._ask(session, op, future, table=transfer.table, body=body, payload=transfer.memory, round=round)
-            futures.append(future)
-            if op != "PUSH" or self._unfinished or not session.shares_memory:
-                self._driver.flush(session)  # the others are copied and only staged: the shard need not wake for each
-        self._flush()
-        check(await collect(futures), self._names)
+        futures: list[Future] = []
+        try:
+            for transfer in transfers:
+                session = self.sessions[transfer.way]
+                round = self.round if op == "PUSH" else 0
+                future = self._driver.future()
+                self._ask(session, op, future, table=transfer.table, body=body, payload=transfer.memory, round=round)
+                futures.append(future)
+                if op != "PUSH" or self._unfinished or not session.shares_memory:
+                    self._driver.flush(session)  # others are copied and only staged: the shard need not wake for each
+            self._flush()
+            answers = await collect(futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            self.keep_cancelled()
+            raise
+        check(answers, self._names)
 
     async def _read(
         self,

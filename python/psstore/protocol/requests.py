@@ -83,6 +83,7 @@ class Future(Protocol):
     def cancel(self) -> object:
         """Nobody waits for it any more. Does nothing if it is done."""
 
+    def cancelled(self) -> bool: ...
     def done(self) -> bool: ...
 
 
@@ -95,6 +96,9 @@ class IgnoredFuture:
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, error: BaseException, /) -> None: ...
     def cancel(self) -> None: ...
+    def cancelled(self) -> bool:
+        return True
+
     def done(self) -> bool:
         return True
 
