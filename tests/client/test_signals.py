@@ -17,6 +17,7 @@ import pytest
 import psstore
 from psstore.client.store import Store
 from psstore.errors import PsstoreError
+from tests.support.cluster import clusters
 from tests.support.server_process import eventually
 
 JOIN_S = 20.0
@@ -123,3 +124,18 @@ def test_wherever_a_signal_strikes_its_exception_arrives_and_the_store_is_as_it_
                 pytest.fail(f"after a signal at {struck_at}: {error}")
             at_call += 1
         assert at_call > 1
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("raising", [signal.SIGTERM], indirect=True)
+def test_closing_a_store_that_a_signal_interrupts_leaves_nothing(raising: signal.Signals) -> None:
+    with clusters("tcp") as start:
+        cluster = start()
+        threads = set(threading.enumerate())
+        store = cluster.connect()
+        assert cluster.process is not None
+        with cluster.process.stopped():
+            threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), raising)).start()
+            with pytest.raises(Struck):
+                store.close()
+        assert eventually(lambda: set(threading.enumerate()) <= threads)

@@ -120,14 +120,25 @@ class LoopThread:
             interrupts.end()
 
     def run_task(self, work: Coroutine[Any, Any, T]) -> T:
-        """`run` for work that uses what asyncio has for tasks, such as its time-outs."""
+        """`run` for work that uses what asyncio has for tasks, such as its time-outs. Interrupted, it ends when that
+        has."""
+        made: asyncio.Task[T] | None = None
 
         async def task() -> T:
-            made: asyncio.Task[T] = self.loop.create_task(work)
+            nonlocal made
+            made = self.loop.create_task(work)
             return await made
+
+        async def end(task: asyncio.Task[T]) -> None:
+            await asyncio.wait((task,))
 
         try:
             return self.run(task())
+        except BaseException:
+            if made is not None and not made.done():
+                with contextlib.suppress(StoreClosed):
+                    self.run(end(made))
+            raise
         finally:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()

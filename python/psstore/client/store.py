@@ -300,6 +300,9 @@ def _end(operations: Operations, backend: Backend, leave: bool) -> None:
         backend.thread.run_task(_take_leave(operations, backend, leave))
     except StoreClosed:
         return  # its LocalStore was closed before it
+    except BaseException:  # interrupted: what is left of it ends here all the same
+        backend.release()
+        raise
     backend.release()
 
 
