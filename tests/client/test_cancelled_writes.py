@@ -80,16 +80,17 @@ def test_a_push_that_is_interrupted_sends_what_was_pushed(cluster: Cluster, stri
 def test_a_started_push_that_is_cancelled_sends_what_was_pushed(cluster: Cluster) -> None:
     store = cluster.connect(role="client")
     store.create("a", np.zeros(NUM_ELEMS, F32))
-    store.push("a", np.zeros(NUM_ELEMS, F32))  # what was pushed before is a direct call
-    pushed = np.ones(NUM_ELEMS, F32)
     assert cluster.process is not None
-    with cluster.process.stopped():
-        push = store.start_push_many({"a": pushed})
-        push.cancel()
-        pushed[:] = OVERWRITTEN
-    with pytest.raises(CancelledError):
-        push.result()
-    assert_array_equal(store.pull("a"), np.ones(NUM_ELEMS, F32))
+    for value in (1.0, 2.0):  # the second one is a direct call
+        pushed = np.full(NUM_ELEMS, value, F32)
+        with cluster.process.stopped():
+            push = store.start_push_many({"a": pushed})
+            store._backend.thread.catch_up()  # the first one is under way
+            push.cancel()
+            pushed[:] = OVERWRITTEN
+        with pytest.raises(CancelledError):
+            push.result()
+        assert_array_equal(store.pull("a"), np.full(NUM_ELEMS, value, F32))
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -42,6 +42,26 @@ _log = logging.getLogger("psstore.client")
 _CLOSED = "this store is closed; connect again"
 
 
+class Submitted(concurrent.futures.Future[T]):
+    """What `asyncio.run_coroutine_threadsafe` returns, but that nothing is done any more for what was cancelled when
+    `cancel` returns, unless it is called in an event loop: arrays are their callers' again then."""
+
+    def __init__(self, thread: LoopThread) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> None:
+        """Called on the loop."""
+        asyncio.futures._chain_future(self._thread.loop.create_task(work), self)  # type: ignore[attr-defined]
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled:
+            with contextlib.suppress(StoreClosed):
+                self._thread.catch_up()
+        return cancelled
+
+
 class LoopThread:
     """Runs until `stop`. Daemonic: a program that ends without closing its store ends all the same."""
 
@@ -164,14 +184,16 @@ class LoopThread:
             self.run(_done(_nothing))
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts `work` and returns. Cancelling the future cancels the work.
+        """Starts `work` and returns. Cancelling the future cancels the work, see `Submitted`.
 
         Raises StoreClosed if the thread has ended, or stayed behind in the process that this one was forked from.
         """
         if self._thread.is_alive():
             with self._starting:
                 if not self._stopping:
-                    return asyncio.run_coroutine_threadsafe(work, self.loop)
+                    submitted = Submitted[T](self)
+                    self.loop.call_soon_threadsafe(submitted.begin, work)
+                    return submitted
         work.close()
         raise StoreClosed(_CLOSED)
 
