@@ -96,6 +96,9 @@ def test_verify_says_what_is_right(place: Path) -> None:
         assert result.exit_code == 0
         assert result.stdout.startswith(f"version {version}: ")
     assert checkpoint("verify", place, "--all").stdout.count("are right") == 2
+    result = checkpoint("verify", f"{place}@7", "--all")
+    assert result.exit_code == 2
+    assert "leave out @7" in result.stderr
 
 
 def test_verify_fails_with_the_file_that_is_wrong(place: Path) -> None:
@@ -107,7 +110,7 @@ def test_verify_fails_with_the_file_that_is_wrong(place: Path) -> None:
     assert result.exit_code == 1
     assert "version 7: " in result.stdout
     assert str(file) in result.stderr
-    assert "1 of 2 checkpoints are damaged" in result.stderr
+    assert "1 of 2 checkpoints are damaged, or can't be read" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import typer
 
 from psstore.cli.choices import fail
 from psstore.cli.credentials import with_credentials
-from psstore.errors import PsstoreError, StorageError, UsageError
+from psstore.errors import BadArgument, PsstoreError, StorageError, UsageError
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def verify(
 
     with _said():
         place, version = _open(url)
+        if every and version is not None:
+            raise BadArgument(f"--all verifies every version: leave out @{version}, or --all")
         if every:
             versions = [one.version for one in place.list() if one.status != UNFINISHED] or [place.latest()]
         else:
@@ -111,7 +113,7 @@ def verify(
             size = f"{manifest.num_bytes:,} bytes in {len(manifest.files)} files"
             typer.echo(f"version {one}: {size} are right ({seconds:.1f} s)")
         if wrong:
-            fail(f"{wrong} of {len(versions)} checkpoints are damaged", exit_code=EXIT_FAILED)
+            fail(f"{wrong} of {len(versions)} checkpoints are damaged, or can't be read", exit_code=EXIT_FAILED)
 
 
 @app.command()
