@@ -182,6 +182,8 @@ def soak(arguments: argparse.Namespace) -> Report:
             if seconds == total_s:
                 break
         lives.finish()
+    if lives.failed == lives.begun:
+        raise RuntimeError(f"all {lives.begun} lives of workers failed: that says nothing of memory")
     is_warm = [one.seconds > total_s / 3 and one.lives > KEPT_AWAY for one in history[0]]
     settled = [list(compress(samples, is_warm)) or samples[-1:] for samples in history]
     table = Table("memory", HEADERS, [row for shard, samples in enumerate(settled) for row in rows(shard, samples)])
