@@ -53,7 +53,7 @@ class Direct:
             conclude=self._conclude,
             reads_consistently=self._reads_consistently,
             starting=_core.StartingParts(
-                make=partial(Started, self._thread, self._forgotten),
+                make=partial(Started, self._thread, self._writing.push_forgotten),
                 ended=self._ended,
                 look_after=self._look_after,
                 catch_up=self._thread.catch_up,
@@ -115,10 +115,6 @@ class Direct:
         return results
 
     # ---- what becomes of a call that was started ----
-
-    def _forgotten(self, whole: object) -> None:
-        self._writing.push_ended(whole)
-        self._client.keep_cancelled()
 
     def _ended(
         self,

@@ -80,13 +80,9 @@ class PacedCalls:
 
     # ---- how ----
 
-    def _forgotten(self, whole: object) -> None:
-        self._writing.push_ended(whole)
-        self._client.keep_cancelled()
-
     def _push(self, pace: Pace, layout: Layout, transfers: Sequence[Transfer]) -> Started[None]:
         client, writing = self._client, self._writing
-        whole = Started[None](self._thread, self._forgotten)
+        whole = Started[None](self._thread, writing.push_forgotten)
 
         async def conclude(parts: Sequence[Part]) -> None:
             writing.push_ended(whole)

@@ -82,6 +82,11 @@ class Writing:
         if not self.under_way:
             self._quiet.set()
 
+    def push_forgotten(self, push: object) -> None:
+        """Notes that a push was cancelled: its arrays are their owners' again."""
+        self.push_ended(push)
+        self._context.client.keep_cancelled()
+
     async def send(self, op: str, layout: Layout, transfers: Outgoing) -> None:
         """Sends PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
         client = self._context.client
