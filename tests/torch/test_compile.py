@@ -45,6 +45,18 @@ def stored(model: nn.Module, store: psstore.Store, **options: Any) -> Optimizer:
     return psstore.torch.DistributedOptimizer(sgd(model), store, named_parameters=model.named_parameters(), **options)
 
 
+def compiled_step(model: nn.Module, optimizer: Optimizer) -> Callable[[torch.Tensor], None]:
+    """A training step that is compiled whole."""
+
+    @torch.compile(backend="aot_eager")
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
 def train(make_optimizer: MakeOptimizer, backend: str, inputs: Iterable[torch.Tensor]) -> Compiled:
     from torch._dynamo.testing import CompileCounterWithBackend  # here: a second, which each of pytest's workers would
     from torch._dynamo.utils import counters
@@ -96,12 +108,7 @@ def test_a_compiled_training_step_leaves_the_store_out_of_its_graphs(overlap: st
         model = Odd()
         optimizer = make_optimizer(model)
 
-        @torch.compile(backend="aot_eager")
-        def step(batch: torch.Tensor) -> None:
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-
+        step = compiled_step(model, optimizer)
         for batch in batches(STEPS):
             step(batch)
         return model
@@ -119,12 +126,7 @@ def test_hooks_that_send_are_left_out_of_a_compiled_training_step() -> None:
     with psstore.connect("local://") as store:
         optimizer = stored(model, store, overlap="backward")
 
-        @torch.compile(backend="aot_eager")
-        def step(batch: torch.Tensor) -> None:
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-
+        step = compiled_step(model, optimizer)
         for _ in range(STEPS):
             step(torch.ones(2, WIDTH))
         assert store.version == STEPS

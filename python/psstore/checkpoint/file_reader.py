@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import msgspec
-
 from psstore.checkpoint.hash_pool import MAX_READS, HashPool
 from psstore.checkpoint.manifest import FileRecord, damaged
 from psstore.checkpoint.nested import flat_bytes
@@ -23,6 +21,7 @@ from psstore.checkpoint.tensor_file import (
     HASHED_BYTES,
     HASHES,
     MAX_HEADER_BYTES,
+    NOT_DECODED,
     FoundEntry,
     Hashes,
     Header,
@@ -126,7 +125,7 @@ class TensorFile:
             yield
         except FileNotFoundError:
             raise damaged(self.name, "it is missing", expected=f"{self.record.num_bytes} bytes") from None
-        except (ValueError, RecursionError, msgspec.DecodeError) as error:
+        except (ValueError, *NOT_DECODED) as error:
             raise damaged(self.name, str(error)) from None
 
     # ---- header and hashes ----

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from psstore.checkpoint.nested import Plain, PlainArray, as_plain_array, pack, unpack
+from psstore.checkpoint.tensor_file import NOT_DECODED
 from psstore.errors import BadArgument
 
 
@@ -38,5 +39,5 @@ def unpack_handed(packed: bytes) -> Plain:
         handed = msgspec.msgpack.decode(packed, type=_Packed)
         arrays = [as_plain_array(PlainArray(dtype, shape, data)) for dtype, shape, data in handed.arrays]
         return unpack(handed.tree, arrays)
-    except (ValueError, TypeError, LookupError, RecursionError, msgspec.DecodeError) as error:
+    except (ValueError, TypeError, LookupError, *NOT_DECODED) as error:
         raise BadArgument(f"what was handed in can't be made out: {error}") from None

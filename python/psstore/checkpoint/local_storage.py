@@ -86,15 +86,12 @@ class LocalStorage:
         with storage_errors(self, path, "created"):
             _make_folder(target.parent)
             partial = _partial(target)
-            fd = os.open(partial, NEW_FILE, 0o666)
+            _write_new(partial, content)
             try:
-                _write(fd, [memoryview(content)])
-                os.fsync(fd)
                 _link(partial, target, content)
             except FileExistsError:
                 return False
             finally:
-                os.close(fd)
                 with suppress(OSError):  # what counts is told by then
                     os.unlink(partial)
             _sync_folder(target.parent)
@@ -164,12 +161,18 @@ def _link(partial: Path, target: Path, content: bytes) -> None:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-    fd = os.open(target, NEW_FILE, 0o666)
+    _write_new(target, content)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """A file with that content, which is on the disk. Raises FileExistsError, OSError; then there is none of it."""
+    fd = os.open(path, NEW_FILE, 0o666)
     try:
         _write(fd, [memoryview(content)])
         os.fsync(fd)
     except BaseException:
-        os.unlink(target)
+        with suppress(OSError):
+            os.unlink(path)
         raise
     finally:
         os.close(fd)

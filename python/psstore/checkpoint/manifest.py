@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psstore.checkpoint.state import StoreState
-from psstore.checkpoint.tensor_file import digest_of
+from psstore.checkpoint.tensor_file import NOT_DECODED, digest_of
 from psstore.errors import CheckpointDamaged, CheckpointUnsupported, PsstoreError
 
 FORMAT = 1
@@ -127,7 +127,7 @@ def decode_manifest(content: bytes, *, name: str, version: int) -> Manifest:
         check_manifest(manifest, version=version)
     except PsstoreError:
         raise
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (ValueError, *NOT_DECODED) as error:
         raise damaged(name, str(error)) from None
     return manifest
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
-import msgspec
-
 from psstore.checkpoint.delta import read_over
 from psstore.checkpoint.file_reader import TensorFile, verify_file
 from psstore.checkpoint.hash_pool import HashPool
@@ -29,6 +27,7 @@ from psstore.checkpoint.shard_reader import ReadSlice, ShardFile, Target
 from psstore.checkpoint.slots import SlotRecord
 from psstore.checkpoint.state import StoreState, TensorRecord
 from psstore.checkpoint.storage import Storage, read_all, where
+from psstore.checkpoint.tensor_file import NOT_DECODED
 from psstore.checkpoint.url import folder_of
 from psstore.checkpoint.worker_file import WORKER_KIND, WorkerPart, read_worker_file
 from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound
@@ -144,7 +143,7 @@ def read_base(storage: Storage, base: BaseRecord, *, version: int) -> Manifest:
         found = manifest_digest(content)
     except CheckpointNotFound:
         raise damaged(where(storage, path), f"it is missing; {delta}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except NOT_DECODED as error:
         raise damaged(where(storage, path), f"{error}; {delta}") from None
     if found != base.digest:
         raise damaged(where(storage, path), f"its digest is {found}; {delta}", expected=base.digest)

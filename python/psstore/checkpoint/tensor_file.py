@@ -40,6 +40,9 @@ HASHED_BYTES = 8 + HASH_BYTES
 
 METADATA = "__metadata__"
 
+NOT_DECODED = (msgspec.DecodeError, RecursionError)
+"""What msgspec raises of a text that it can't make out: the latter where it is nested too deep."""
+
 ITEM_BYTES_OF: Mapping[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8,
     "F32": 4, "I32": 4, "U32": 4,

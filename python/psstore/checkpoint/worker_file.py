@@ -19,7 +19,7 @@ from psstore.checkpoint.manifest import FORMAT, FileRecord, damaged
 from psstore.checkpoint.nested import DTYPE_NAMES, Plain, PlainArray, Tree, flat_bytes, pack, unpack
 from psstore.checkpoint.shard_file import FORMAT_KEY
 from psstore.checkpoint.storage import Storage
-from psstore.checkpoint.tensor_file import HASHES, ITEM_BYTES_OF, FileEntry
+from psstore.checkpoint.tensor_file import HASHES, ITEM_BYTES_OF, NOT_DECODED, FileEntry
 from psstore.checkpoint.url import folder_of
 
 PIECE_BYTES = 1 << 20
@@ -84,7 +84,7 @@ def read_worker_file(file: TensorFile, *, pool: HashPool) -> WorkerPart:
         if state.rank != file.record.index:
             raise ValueError(f"it is that of rank {state.rank}; expected rank {file.record.index}")
         handed = unpack(state.handed, [arrays[f"array/{number}"] for number in range(state.num_arrays)])
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError, msgspec.DecodeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, *NOT_DECODED) as error:
         raise damaged(file.name, f"what its worker handed in can't be made out: {error}") from None
     return WorkerPart(rank=state.rank, incarnation=state.incarnation, version=state.version, handed=handed)
 

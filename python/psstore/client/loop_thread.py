@@ -204,8 +204,12 @@ class LoopThread:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             with contextlib.suppress(StoreClosed):
-                await asyncio.wrap_future(self.submit(_done(_nothing)))
+                await asyncio.wrap_future(self._turn())
             raise
+
+    def _turn(self) -> concurrent.futures.Future[None]:
+        """Done when all has begun that was asked of the loop before."""
+        return self.submit(_done(_nothing))
 
     def stop(self) -> None:
         """Ends the thread and closes the loop; work under way is cancelled. Does nothing the second time."""
@@ -232,7 +236,7 @@ class LoopThread:
         except BaseException:
             if future.cancel():
                 with contextlib.suppress(StoreClosed, concurrent.futures.CancelledError):
-                    self.submit(_done(_nothing)).result()  # as in `awaited`
+                    self._turn().result()  # as in `awaited`
             raise
 
     def _drive(self, work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:

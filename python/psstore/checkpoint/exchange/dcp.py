@@ -33,7 +33,13 @@ PICKLED = ".metadata"
 
 MODEL, OPTIMIZER = "model", "optimizer"
 
-_PARTS = {OPTIMIZER: "", **{f"{OPTIMIZER}-{rule}": rule for rule in RULES}}
+
+def _part_of(rule: str) -> str:
+    """Its name where there are several rules."""
+    return f"{OPTIMIZER}-{rule}"
+
+
+_PARTS = {OPTIMIZER: "", **{_part_of(rule): rule for rule in RULES}}
 """Parts that are an optimizer's state -> its rule."""
 
 
@@ -43,7 +49,7 @@ def write_dcp(folder: Path, model: WholeModel, *, allow_pickle: bool) -> list[Pa
     content: dict[str, Any] = {MODEL: model_state_dict(model)}
     dicts = optimizer_state_dicts(model)
     for rule, state_dict in dicts.items():
-        key = OPTIMIZER if len(dicts) == 1 else f"{OPTIMIZER}-{rule}"
+        key = OPTIMIZER if len(dicts) == 1 else _part_of(rule)
         content[key] = _by_name(state_dict, with_groups=allow_pickle)
     writer = FileSystemWriter(folder) if allow_pickle else _hugging_face("Writer", folder)
     with _one_process():
