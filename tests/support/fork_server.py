@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 
 from tests.support.forked_program import ROOM, Popen, Start, fork, lasting, num_threads
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 MOST_BYTES, MOST_FILES = 1 << 17, 32
 """Of a request."""
 
@@ -169,7 +171,8 @@ def _start_server(kind: str) -> Server:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "tests.support.fork_server", kind, str(theirs.fileno()), ROOM]
     environ = {**os.environ, "PSSTORE_TEST_ROOM": ROOM}
-    process = Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
+    # Whoever asks first may be a test that has gone to a folder of its own.
+    process = Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=REPOSITORY, env=environ)
     theirs.close()
 
     def end() -> None:

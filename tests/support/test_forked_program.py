@@ -173,6 +173,19 @@ def test_nothing_is_forked_where_imports_start_threads(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, sys.executable, str(script)], env=environ, check=True)
 
 
+def test_who_forks_first_may_be_anywhere(repository: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.getcwd())")
+    program = (
+        "import os, sys; from tests.support.fork_server import ServedPopen, run; os.chdir(sys.argv[1]); "
+        "print(run(sys.argv[2:], timeout_s=30.0, popen=ServedPopen).stdout, end='')"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), sys.executable, str(script)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(command, cwd=repository, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert said == f"{tmp_path}\n"
+
+
 @pytest.mark.parametrize(
     "command",
     [
