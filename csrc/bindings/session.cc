@@ -61,12 +61,22 @@ class FutureAsker final : public PyAsker {
       const auto entries = told.cast<const SliceTable&>().entries();
       return {.table = {entries.begin(), entries.end()}, .memory = {}, .owner = nullptr};
     }
-    // What waits to be sent lets go of it with the GIL held.
-    const auto copy = std::make_shared<py::object>(memory_.attr("in_main_memory")());
+    const auto copy = in_main_memory();
     return {.table = {}, .memory = copy->cast<const Segments&>().ranges(), .owner = copy};
   }
 
+  void keep() override {
+    const py::gil_scoped_acquire gil;
+    kept_ = in_main_memory();
+  }
+
  private:
+  // What waits to be sent lets go of it with the GIL held.
+  std::shared_ptr<py::object> in_main_memory() const {
+    return kept_ != nullptr ? kept_
+                            : std::make_shared<py::object>(memory_.attr("in_main_memory")());
+  }
+
   py::object result_of(const std::shared_ptr<Frame>& answer) const {
     const Header& header = answer->header;
     if (!is_data_reply(header.op)) {
@@ -81,6 +91,8 @@ class FutureAsker final : public PyAsker {
   const py::object table_;
   const py::object message_;
   const py::object memory_;
+  std::shared_ptr<py::object> kept_ =
+      nullptr;  // what was in `memory_`, once it is its owner's again
 };
 
 const FutureAsker* one_future(const Request& request) {

@@ -43,6 +43,8 @@ class Asker {
   virtual std::string body(double /*waited_s*/) const { return {}; }
   // The payload of the request, if it lies on a device.
   virtual LaidOut lay_out(uint64_t /*number*/) { return {}; }
+  // That payload is its owner's again: what is laid out from here on is what it is now.
+  virtual void keep() {}
 };
 
 // What is sent of memory that its owner has again.

@@ -94,7 +94,9 @@ std::shared_ptr<Request> ClientSession::take(uint64_t number) {
 
 void ClientSession::keep_cancelled() {
   for (const std::shared_ptr<Request>& request : requests_) {
-    if (request->sends_memory() && request->asker->cancelled()) keep(*request);
+    if (!request->asker->cancelled()) continue;
+    if (request->sends_memory()) keep(*request);
+    if (request->kind == Request::Kind::kFromDevice) request->asker->keep();
   }
 }
 

@@ -31,6 +31,8 @@ NUM_ROUNDS = 2
 SIZES = {"large": 1_200_000, "middle": 70_000, "small": 7}
 """Elements: frames that are full, one that is not, and one that is not worth sharing."""
 
+LARGE = 4_000_000
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StoreProcess]:
@@ -181,7 +183,7 @@ def test_a_value_is_read_before_it_changes(server: StoreProcess, stream: Stream)
             assert_array_equal(out.read(), np.full(size, i, F32))
 
 
-def lose_connections(store: Store) -> None:
+def lose_connections(store: Store | psstore.AsyncStore) -> None:
     driver = store._backend._driver  # type: ignore[attr-defined]
 
     def lose() -> None:
@@ -206,6 +208,32 @@ def test_a_lost_connection_costs_no_round(server: StoreProcess, stream: Stream, 
             pull.result()
         for array, wanted in zip(out, expected[-len(SIZES) :], strict=True):
             assert_array_equal(array.read(), wanted)
+
+
+def test_a_push_that_is_cancelled_sends_what_was_pushed_also_over_another_connection(stream: Stream) -> None:
+    size = SIZES["large"]
+
+    async def push_in_vain(server: StoreProcess) -> None:
+        async with await psstore.connect_async(server.url, role="client") as store:
+            await store.create("w", np.zeros(size, F32))
+            await store.create("more than the socket has room for", np.zeros(LARGE, F32))
+            first = [Interface(stream, np.full(size, value, F32)) for value in range(2)]
+            await asyncio.gather(*(store.push("w", one) for one in first))  # now there is room that is shared
+            await store.pull("w")
+            pushed = Interface(stream, np.full(size, 2, F32))
+            with server.stopped():
+                in_front = asyncio.ensure_future(store.push("more than the socket has room for", np.ones(LARGE, F32)))
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(store.push("w", pushed), 0.5)
+                stream.write(pushed, np.full(size, -7, F32))
+                assert (pushed.read() == -7).all()
+                lose_connections(store)
+                await asyncio.sleep(0.1)
+            await in_front
+            assert_array_equal(await store.pull("w"), np.full(size, 2, F32))
+
+    with StoreProcess("--device", "fake:0") as server:
+        asyncio.run(push_in_vain(server))
 
 
 def test_a_copy_that_is_late_for_its_connection_changes_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
