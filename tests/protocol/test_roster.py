@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from typing import Any
 
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from psstore import _core
+from psstore.checkpoint.state import MembersRecord, StoreState
 from psstore.errors import BadArgument, DeadlineExceeded, NotAWorker, RankTaken, TornRound
+from psstore.protocol import roster
 from psstore.protocol.membership import Liveness
+from psstore.protocol.shares import Shares
+from psstore.server.store_state import restore_coordinator, store_state
 from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer, failure_of, sgd
 
@@ -33,7 +43,8 @@ def arrived(store: FakeStore, rank: int | None = None) -> Peer:
 
 
 def members_of(store: FakeStore) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    return [(one.version, one.members, one.absent) for one in store.coordinator.roster.log]
+    log = store.coordinator.roster.log
+    return [(one.version, m.members_after((), log[:number]), one.absent) for number, one in enumerate(log, 1)]
 
 
 def test_one_that_comes_takes_part_from_the_next_round_on() -> None:
@@ -42,10 +53,10 @@ def test_one_that_comes_takes_part_from_the_next_round_on() -> None:
     late, request = arrive(store)
     assert not late.is_answered(request)
     first = one.commit(1, members=1)
-    assert one.committed(first).members == (m.Members(version=1, members=(0, 1)),)
+    assert one.committed(first).members == (m.Members(version=1, came=(1,)),)
     told = joined(late, request)
     assert (told.rank, told.round, told.decision) == (1, 2, 1)
-    assert [one.members for one in told.members] == [(0,), (0, 1)]
+    assert told.members == (m.Members(version=0, came=(0,)), m.Members(version=1, came=(1,)))
     second = one.commit(2, members=2)
     assert not one.is_answered(second), "the other is waited for"
     late.commit(2, members=2)
@@ -60,7 +71,7 @@ def test_one_that_leaves_is_missing_in_the_round_that_it_was_in() -> None:
     joined(late, request)
     late.ask("LEAVE")
     told = one.committed(one.commit(2, members=2)).members
-    assert told == (m.Members(version=2, members=(0,), absent=(1,)),)
+    assert told == (m.Members(version=2, went=(1,), absent=(1,)),)
 
 
 def test_one_that_is_lost_is_dropped_when_nobody_came_in_its_place() -> None:
@@ -106,7 +117,7 @@ def test_no_round_is_decided_without_the_fewest() -> None:
     waiting = one.commit(1)
     assert not one.is_answered(waiting), "it is alone, and two are the fewest"
     three, request = arrive(store)
-    assert one.committed(waiting).members[-1] == m.Members(version=1, members=(0, 2), absent=(1,))
+    assert one.committed(waiting).members[-1] == m.Members(version=1, came=(2,), went=(1,), absent=(1,))
     assert joined(three, request).rank == 2
 
 
@@ -190,3 +201,129 @@ def test_whoever_asks_again_before_the_round_is_done_is_one_worker() -> None:
     assert again.joined(request).rank == 1
     assert not other.is_answered(request_of_other)
     assert members_of(store)[-1] == (1, (0, 1), ())
+
+
+# ---- a log that becomes long ----
+
+
+def comings_and_goings(count: int) -> list[m.Members]:
+    """A thousand workers, one of which is another one after each decision."""
+    log = [m.Members(version=0, came=tuple(range(1000)))]
+    for version in range(1, count):
+        gone, came = (version - 1) % 1000, (version - 2) % 1000
+        log.append(m.Members(version=version, came=(came,) if version > 1 else (), went=(gone,), absent=(gone,)))
+    return log
+
+
+def test_a_change_is_few_bytes_however_many_workers_there_are() -> None:
+    log = comings_and_goings(10_000)
+    assert len(m.members_after((), log)) == 999
+    assert max(len(m.encode_body(one)) for one in log[1:]) < 20
+    record = MembersRecord(version=123_456, went=(999,), absent=(999,))
+    assert len(msgspec.json.encode(record)) < 60
+
+
+def test_whoever_joins_asks_for_what_one_answer_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "MAX_TOLD", 50 * (roster.NUMBERS + 3))
+    store = elastic(most=2000)
+    log = comings_and_goings(500)[1:]
+    store.coordinator.roster.restore(log)
+    peer, request = arrive(store)
+    known: list[m.Members] = []
+    told = joined(peer, request)
+    while told.more:
+        known += told.members
+        told = joined(peer, peer.send("JOIN", m.Join(members=len(known))))
+    assert [*known, *told.members] == store.coordinator.roster.log
+    assert peer.incarnation == 1, "it is one worker"
+    assert joined(peer, peer.send("JOIN", m.Join(members=len(known) + len(told.members)))).members == ()
+
+
+def test_one_answer_has_room_for_what_it_tells() -> None:
+    """Of numbers that are as long as they can be."""
+    store = elastic()
+    store.coordinator.roster.restore([m.Members(version=(1 << 40) + n, went=((1 << 32) - 1,)) for n in range(300_000)])
+    told = store.coordinator.roster.since(0)
+    assert 100_000 < len(told) < 300_000
+    assert len(m.encode_body(m.Committed(round=1, decision=1, next_round=2, decisions=(), last=1, members=told))) < (
+        _core.MAX_BODY_BYTES // 2
+    )
+
+
+class Counted(list[m.Members]):
+    """A log that counts how often its entries are read."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[m.Members]:
+        for one in super().__iter__():
+            self.num_read += 1
+            yield one
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.num_read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+def test_a_long_log_is_read_once() -> None:
+    log = Counted(comings_and_goings(1000))
+    shares = Shares(10_000_000, (), batch_size=8)
+    shares.advance(999, log)
+    assert len(shares.of(500)) == 8
+    assert log.num_read < 50 * len(log)
+
+
+# ---- checkpoints ----
+
+
+def restored(state: StoreState, *, most: int = 4) -> FakeStore:
+    store = elastic(most=most)
+    read = msgspec.json.decode(msgspec.json.encode(state), type=StoreState)
+    restore_coordinator(store.coordinator, read, [], without_value=())
+    return store
+
+
+def test_a_store_that_goes_on_knows_who_came_and_went() -> None:
+    store = elastic()
+    one = arrived(store)
+    late, request = arrive(store)
+    one.committed(one.commit(1))
+    joined(late, request)
+    late.ask("LEAVE")
+    one.committed(one.commit(2))
+    again = restored(store_state(store.coordinator, lineage="a store"))
+    assert again.coordinator.roster.log == store.coordinator.roster.log
+    two, request_of_two = arrive(again, rank=3)
+    assert joined(two, request_of_two).members[-1] == m.Members(version=2, came=(3,), went=(0,))
+
+
+def test_a_checkpoint_that_lists_all_members_of_each_change_is_read() -> None:
+    """As they did once."""
+    state = store_state(elastic().coordinator, lineage="a store")
+    written = b'[{"absent":[],"members":[0,1],"version":0},{"absent":[1],"members":[0,2],"version":7}]'
+    records = msgspec.json.decode(written, type=tuple[MembersRecord, ...])
+    store = restored(replace(state, decision=9, members=records))
+    assert store.coordinator.roster.log == [
+        m.Members(version=0, came=(0, 1)),
+        m.Members(version=7, came=(2,), went=(1,), absent=(1,)),
+    ]
+    assert members_of(store) == [(0, (0, 1), ()), (7, (0, 2), (1,))]
+
+
+def test_workers_come_and_go_in_a_store_that_had_a_fixed_number_of_them() -> None:
+    """All of them took part until then, for whoever comes later, too."""
+    fixed = FakeStore(num_workers=2)
+    one, two = fixed.worker(0), fixed.worker(1)
+    requests = one.commit(1), two.commit(1)
+    for peer, request in zip((one, two), requests, strict=True):
+        peer.committed(request)
+    store = restored(store_state(fixed.coordinator, lineage="a store"))
+    first = arrived(store, rank=2)
+    first.committed(first.commit(2))
+    assert members_of(store) == [(0, (0, 1), ()), (1, (2,), ())]
+    late, request = arrive(store)
+    first.committed(first.commit(3))
+    shares = Shares(12, (), batch_size=2)
+    shares.advance(3, joined(late, request).members)
+    assert (shares.epoch, shares.of(2)) == (0, [10, 11])

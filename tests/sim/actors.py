@@ -296,7 +296,7 @@ class Worker(Actor):
     def take_share(self) -> None:
         """What this worker would train on in the open round."""
         shares, round = self.shares, self.client.round
-        shares.advance(round - 1, self.client.members)
+        shares.advance(round - 1, self.client.member_log)
         assert self.rank in shares.members, f"rank {self.rank} is in round {round}, and is told of {shares.members}"
         self.history.shares[self.rank, self.life, round] = shares.members, shares.epoch, shares.of(self.rank)
 

@@ -692,15 +692,15 @@ FOLLOWER_MUTANTS: dict[str, tuple[str, Mutant]] = {
 # ---- workers that come and go ----
 
 
-def the_absent_are_not_told() -> AbstractContextManager[object]:
+def changes_are_told_without(**left_out: tuple[int, ...]) -> Mutant:
     decided = Roster.decided
 
     def silent(self: Roster, number: int, took: Collection[int]) -> None:
         decided(self, number, took)
         if self.log:
-            self.log[-1] = replace(self.log[-1], absent=())
+            self.log[-1] = replace(self.log[-1], **left_out)
 
-    return mock.patch.object(Roster, "decided", silent)
+    return method(Roster, "decided", silent)
 
 
 def what_the_absent_were_given_is_lost() -> AbstractContextManager[object]:
@@ -711,7 +711,8 @@ def what_the_absent_were_given_is_lost() -> AbstractContextManager[object]:
 ELASTIC_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "newcomers begin in the open round": ("sync", method(Roster, "arrived", lambda self, *args, **named: False)),
     "newcomers are told before the round is done": ("sync", lambda: mock.patch.object(Rounds, "is_done", True)),
-    "nobody is told who was absent": ("sync", the_absent_are_not_told),
+    "nobody is told who was absent": ("sync", changes_are_told_without(absent=())),
+    "nobody is told who has gone": ("sync", changes_are_told_without(went=())),
     "what the absent were given is not taken again": ("sync", what_the_absent_were_given_is_lost),
     "the lost are waited for": ("sync", method(Membership, "given_up", lambda self: [])),
     "whoever was dropped goes on": ("sync", method(Membership, "worker_of", lambda self, client: self.find(client))),

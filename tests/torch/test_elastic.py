@@ -24,7 +24,7 @@ from psstore.client.local import LocalStore
 from psstore.client.store import Store
 from psstore.errors import NotAWorker, UsageError
 from psstore.torch import DistributedOptimizer, ElasticSampler
-from psstore.wire.messages import Members
+from psstore.wire.messages import Members, members_after
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess
 
@@ -126,6 +126,27 @@ def test_everybody_knows_who_takes_part() -> None:
         store.push("w", np.ones(4, np.float32))
         store.commit({"lr": 1.0})
         assert store.members == (0,)
+
+
+def test_whoever_comes_learns_all_of_a_log_that_one_answer_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psstore.protocol.roster.MAX_TOLD", 20)
+    server, known = LocalStore(1, workers="1:4"), []
+
+    def come_and_go() -> None:
+        with server.connect(wait_s=PATIENCE_S) as store:
+            known.append(list(store.member_log))
+            assert store.members == members_after((), store.member_log)
+
+    with server.connect() as first:
+        for _ in range(12):
+            late = threading.Thread(target=come_and_go)
+            late.start()
+            while late.is_alive():
+                first.commit()
+        log = list(first.member_log)
+    server.close()
+    assert all(one == log[: len(one)] for one in known)
+    assert len(known[-1]) > 10
 
 
 def test_what_can_not_be_is_refused_at_once() -> None:

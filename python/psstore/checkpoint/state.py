@@ -118,14 +118,18 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     closed: ClosedRecord | None = None
 
 
-class MembersRecord(Struct, frozen=True, kw_only=True):
-    """Where workers come and go: who did from that decision on."""
+class MembersRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where workers come and go: who did at that decision."""
 
     version: int
-    members: tuple[int, ...]
-    """Ranks that took part in the rounds after it."""
+    came: tuple[int, ...] = ()
+    """Ranks that took part in the rounds after it, and did not before."""
+    went: tuple[int, ...] = ()
+    """Ranks that took part no longer."""
     absent: tuple[int, ...] = ()
     """Ranks that were to be in it, and were not."""
+    members: tuple[int, ...] | None = None
+    """All ranks that took part after it, of a checkpoint that says this in place of who came and who went."""
 
 
 class ClientRecord(Struct, frozen=True, kw_only=True):

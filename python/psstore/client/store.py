@@ -106,13 +106,12 @@ class _Face:
     @property
     def members(self) -> tuple[int, ...]:
         """Ranks that take part in the open round: all of them, unless workers come and go."""
-        log = self._operations.client.members
-        return log[-1].members if log else tuple(range(self.num_workers))
+        return self._operations.client.members or tuple(range(self.num_workers))
 
     @property
     def member_log(self) -> Sequence[Members]:
         """Where workers come and go: each change of who takes part, since the training began."""
-        return self._operations.client.members
+        return self._operations.client.member_log
 
     @property
     def is_first(self) -> bool:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from psstore import _core
 from psstore.errors import (
     BadArgument,
@@ -118,8 +120,10 @@ class Client:
         """The decision that closed this worker's last round."""
         self.staleness = 0
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
-        self.members: list[m.Members] = []
-        """Who takes part in which round, where workers come and go."""
+        self.member_log: list[m.Members] = []
+        """Where workers come and go: each change of who takes part."""
+        self.members: tuple[int, ...] = ()
+        """Who takes part in the open round, there."""
         self._unfinished = False
         """The current round was committed early: its pushes go on until `finish`."""
         self.hand_in_wanted = False
@@ -191,9 +195,7 @@ class Client:
         DeadlineExceeded."""
         _check_wait(wait_s)
         body = m.Join(rank=rank, num_workers=num_workers, wait_s=wait_s, goes_on=goes_on)
-        asked = self._request(self.sessions[0], "JOIN", body=body, timeout_s=wait_s + GRACE_S)
-        joined = _expect(m.Joined, await asked)
-        self._learn_members(joined.members)
+        joined = await self._joined(body)
         welcome = self.sessions[0].welcome
         self._is_measured = welcome is not None and welcome.refuse_norm is not None
         self.identity.rank, self.identity.incarnation = joined.rank, joined.incarnation
@@ -207,10 +209,21 @@ class Client:
         attach = m.Attach(ticket=joined.ticket)
         await collect([self._request(session, "ATTACH", body=attach) for session in self.sessions])
 
+    async def _joined(self, body: m.Join) -> m.Joined:
+        """The answer, once all is known of who came and went."""
+        while True:
+            asking = replace(body, members=len(self.member_log))
+            asked = self._request(self.sessions[0], "JOIN", body=asking, timeout_s=body.wait_s + GRACE_S)
+            joined = _expect(m.Joined, await asked)
+            self._learn_members(joined.members)
+            if not joined.more:
+                return joined
+
     def _learn_members(self, news: Sequence[m.Members]) -> None:
         if news:
-            self.members += news
-            self.num_workers = len(news[-1].members)
+            self.member_log += news
+            self.members = m.members_after(self.members, news)
+            self.num_workers = len(self.members)
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. A client that never joined does nothing."""
@@ -382,7 +395,7 @@ class Client:
             since=self._decisions.last,
             applied=applied,
             measured=measured,
-            members=len(self.members),
+            members=len(self.member_log),
             wait_s=wait_s,
         )
         try:

@@ -269,6 +269,7 @@ class Coordinator:
         if self.rounds.torn is not None:  # by this one's taking the rank over
             return [*told, *self._move_barriers(now), Reply(conn, request, self.rounds.torn)]
         ticket = TicketFact(client=client, rank=worker.rank, incarnation=worker.incarnation)
+        members = self.roster.since(join.members)
         joined = Joined(
             rank=worker.rank,
             incarnation=worker.incarnation,
@@ -276,7 +277,8 @@ class Coordinator:
             decision=self.rounds.log.last,
             decisions=self.rounds.log.since(0),
             ticket=self._signer.sign(ticket),
-            members=self.roster.since(0),
+            members=members,
+            more=bool(members) and join.members + len(members) < len(self.roster.log),
             stop=self.rounds.is_over(worker.rank),
         )
         return [Reply(conn, request, joined), *told]

@@ -15,7 +15,13 @@ from msgspec.structs import replace
 from psstore.errors import DeadlineExceeded, PsstoreError
 from psstore.protocol.membership import Membership
 from psstore.protocol.replies import Reply
-from psstore.wire.messages import Join, Joined, Members
+from psstore.wire.messages import Join, Joined, Members, members_after
+
+MAX_TOLD = 1 << 20
+"""Numbers that are told of the log at once, beside whatever else is in the message: 5 MiB at most."""
+
+NUMBERS = 5
+"""What an entry counts for, beside its ranks."""
 
 
 class Arrival(Struct, frozen=True):
@@ -43,9 +49,12 @@ class Roster:
     def __init__(self, membership: Membership, *, fewest: int | None) -> None:
         """`fewest`: workers without whom no round is decided; None: their number is fixed."""
         self.log: list[Members] = []
+        """What came of each change, since the training began: who takes part follows from all of it."""
         self.is_elastic = fewest is not None
         self._membership = membership
         self._fewest = fewest
+        self._members: tuple[int, ...] = ()
+        """Who takes part, by the log."""
         self._arrivals: dict[str, Arrival] = {}
         """By client, in the order in which they came."""
         self._let_in: list[Arrival] = []
@@ -65,12 +74,20 @@ class Roster:
         return max(0, self._fewest - there)
 
     def since(self, known: int) -> tuple[Members, ...]:
-        """What the log has behind so many entries."""
-        return tuple(self.log[known:]) if self.is_elastic else ()
+        """What the log has behind so many entries, or the first of it."""
+        told: list[Members] = []
+        num_numbers = 0
+        for one in self.log[known:] if self.is_elastic else ():
+            num_numbers += NUMBERS + len(one.came) + len(one.went) + len(one.absent)
+            if told and num_numbers > MAX_TOLD:
+                break
+            told.append(one)
+        return tuple(told)
 
     def restore(self, log: Collection[Members]) -> None:
         """Goes on from a checkpoint."""
         self.log = list(log)
+        self._members = members_after((), log)
 
     # ---- events ----
 
@@ -99,19 +116,16 @@ class Roster:
 
     def decided(self, number: int, took: Collection[int]) -> None:
         """These ranks are in that decision. REQUIRES: workers come and go, and nobody heard of the decision."""
-        told = self.log[-1].members if self.log else ()
-        absent = tuple(rank for rank in told if rank not in took)
+        absent = tuple(rank for rank in self._members if rank not in took)
         self._open()
-        members = self._members()
-        if absent or members != told:
-            self.log.append(Members(version=number, members=members, absent=absent))
+        self._note(number, absent)
 
     def begin(self, number: int) -> None:
         """Where nobody trains: a first round of those who wait, if they are enough. `number`: of the last decision."""
         if self._fewest is None or self._membership.num_expected or len(self._arrivals) < max(1, self._fewest):
             return
         self._open()
-        self.log.append(Members(version=number, members=self._members()))
+        self._note(number)
 
     def take_let_in(self) -> list[Arrival]:
         """Who is to be told now to take part."""
@@ -139,8 +153,14 @@ class Roster:
 
     # ---- how ----
 
-    def _members(self) -> tuple[int, ...]:
-        return tuple(sorted({*self._membership.expected(), *(arrival.rank for arrival in self._let_in)}))
+    def _note(self, number: int, absent: tuple[int, ...] = ()) -> None:
+        """Who takes part after that decision, if others do than before, or were to be in it."""
+        members = tuple(sorted({*self._membership.expected(), *(arrival.rank for arrival in self._let_in)}))
+        if absent or members != self._members:
+            before, after = set(self._members), set(members)
+            came, went = tuple(sorted(after - before)), tuple(sorted(before - after))
+            self.log.append(Members(version=number, came=came, went=went, absent=absent))
+            self._members = members
 
     def _open(self) -> None:
         self._let_in += self._arrivals.values()

@@ -7,11 +7,12 @@ and all of it follows from the store's log of members: every worker finds the sa
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import chain, islice
+from operator import attrgetter
 
 from psstore.errors import BadArgument
-from psstore.wire.messages import Members
+from psstore.wire.messages import Members, members_after
 
 
 class Shares:
@@ -26,7 +27,7 @@ class Shares:
         target_batch: int | None = None,
         version: int = 0,
     ) -> None:
-        """`members`: ranks that take part until the log says another thing. `batch_size`: samples of each worker in a
+        """`members`: ranks that take part where there is no log. `batch_size`: samples of each worker in a
         round; `target_batch`: of all together, instead. `version`: the one after which the first epoch begins."""
         if num_samples < 1 or (batch_size is None) == (target_batch is None) or (batch_size or target_batch or 0) < 1:
             raise BadArgument(
@@ -54,22 +55,26 @@ class Shares:
     def of(self, rank: int) -> list[int]:
         """What that member takes in the round after `version`: places in the epoch's order. Fewer than usual, or none,
         at the end of an epoch."""
-        return self._parts()[self.members.index(rank)]
+        return self._part(self.members.index(rank))
 
     def advance(self, version: int, log: Sequence[Members]) -> None:
         """Goes on to a version, with the store's log up to there."""
         while True:
-            while self._num_known < len(log) and log[self._num_known].version <= self.version:
-                self.members = log[self._num_known].members  # its absent ones counted with their round
-                self._num_known += 1
+            here = self._news(log, self.version)
+            if here:
+                self.members = members_after(self.members, here)  # their absent ones counted with their round
+                self._num_known += len(here)
             if self.version >= version:
                 return
             changes_at = log[self._num_known].version if self._num_known < len(log) else version + 1
             if not self._skip(min(version, changes_at - 1) - self.version):
-                here = [one for one in islice(log, self._num_known, None) if one.version == self.version + 1]
-                self._take(set(chain.from_iterable(one.absent for one in here)))
+                self._take({rank for one in self._news(log, self.version + 1) for rank in one.absent})
 
     # ---- how ----
+
+    def _news(self, log: Sequence[Members], version: int) -> Sequence[Members]:
+        """What the log has up to that version, and does not count yet."""
+        return log[self._num_known : bisect_right(log, version, lo=self._num_known, key=attrgetter("version"))]
 
     def _skip(self, num_rounds: int) -> bool:
         """Takes so many rounds at once, or as many as are alike. False: none is."""
@@ -81,23 +86,26 @@ class Shares:
 
     def _take(self, absent: set[int]) -> None:
         """One round, in which these ranks were absent."""
-        parts = self._parts()
-        given = sum(map(len, parts))
+        given = self._num_given
         num_again = min(given, len(self._again))
-        missed = [one for rank, part in zip(self.members, parts, strict=True) if rank in absent for one in part]
+        missed = [one for rank in sorted(absent) for one in self.of(rank)]
         self._again = missed + self._again[num_again:]
         self._next += given - num_again
         self.version += 1
         self._end_epoch()
 
-    def _parts(self) -> list[list[int]]:
-        """What each member takes in the next round."""
-        rest = chain(self._again, range(self._next, self.num_samples))
-        taken = list(islice(rest, self.round_size))
-        usual, num_larger = divmod(len(taken), len(self.members))
-        sizes = [usual + (index < num_larger) for index in range(len(self.members))]
-        ahead = iter(taken)
-        return [list(islice(ahead, size)) for size in sizes]
+    @property
+    def _num_given(self) -> int:
+        """Samples of the next round."""
+        return min(self.round_size, len(self._again) + self.num_samples - self._next)
+
+    def _part(self, index: int) -> list[int]:
+        """What the member of that index takes in the next round: of those that are taken again, then of the others."""
+        usual, num_larger = divmod(self._num_given, len(self.members))
+        begin = index * usual + min(index, num_larger)
+        end = begin + usual + (index < num_larger)
+        first, last = (self._next + max(0, place - len(self._again)) for place in (begin, end))
+        return [*self._again[begin:end], *range(first, last)]
 
     def _end_epoch(self) -> None:
         if not self._again and self._next == self.num_samples:

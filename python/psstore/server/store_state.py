@@ -53,7 +53,8 @@ def store_state(coordinator: Coordinator, *, lineage: str) -> StoreState:
         incarnations=dict(membership.incarnations),
         left=tuple(sorted(membership.left)),
         members=tuple(
-            MembersRecord(version=one.version, members=one.members, absent=one.absent) for one in coordinator.roster.log
+            MembersRecord(version=one.version, came=one.came, went=one.went, absent=one.absent)
+            for one in coordinator.roster.log
         ),
         norms=tuple(
             NormsRecord(present=present, norms=tuple(norms)) for present, norms in rounds.norm_guard.admitted.items()
@@ -83,9 +84,10 @@ def restore_coordinator(
     left = [_worker(one) for one in workers if one.state == WorkerState.LEFT.name]
     awaited = [one.rank for one in workers if one.state != WorkerState.LEFT.name]
     coordinator.membership.restore(state.incarnations, left, awaited=awaited)
-    coordinator.roster.restore(
-        [Members(version=one.version, members=one.members, absent=one.absent) for one in state.members]
-    )
+    records = state.members
+    if coordinator.roster.is_elastic and not records:  # there was a fixed number of them so far
+        records = (MembersRecord(version=0, came=tuple(range(state.consistency.num_workers))),)
+    coordinator.roster.restore(_member_log(records))
     coordinator.schemas.restore(tensors, next_id=state.next_tensor_id, without_value=without_value)
 
 
@@ -93,6 +95,18 @@ def placed(state: StoreState, *, num_shards: int) -> list[Tensor]:
     """The catalogue on so many shards: every shard finds the same."""
     unplaced = [Unplaced(tensor.id, tensor.spec, tensor.slice_elems) for tensor in state.tensors]
     return place_tensors(unplaced, [0] * num_shards)
+
+
+def _member_log(records: Sequence[MembersRecord]) -> list[Members]:
+    log: list[Members] = []
+    there: set[int] = set()
+    for one in records:
+        came, went = set(one.came), set(one.went)
+        if one.members is not None:
+            came, went = set(one.members) - there, there - set(one.members)
+        there = there - went | came
+        log.append(Members(version=one.version, came=tuple(sorted(came)), went=tuple(sorted(went)), absent=one.absent))
+    return log
 
 
 def _worker(record: WorkerRecord) -> Worker:

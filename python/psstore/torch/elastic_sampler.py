@@ -83,7 +83,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
 
     def _begin(self) -> Shares:
         batch_size, target_batch, version = self._asked
-        members = self._optimizer.store.members
+        store = self._optimizer.store
+        members = () if store.member_log else store.members  # else the log says it, from the first one on
         return Shares(self._num_samples, members, batch_size=batch_size, target_batch=target_batch, version=version)
 
     def _now(self) -> Shares:

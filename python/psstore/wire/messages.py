@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -384,17 +385,30 @@ class Join(Message, frozen=True, kw_only=True):
     DEADLINE_EXCEEDED."""
     goes_on: bool = False
     """The place of a life that failed is taken: a group whose workers have all left is not begun anew."""
+    members: int = 0
+    """How many `Members` the worker knows."""
 
 
-class Members(Message, frozen=True, kw_only=True):
-    """Where workers come and go: who does. One for each decision at which it changes."""
+class Members(Message, frozen=True, kw_only=True, array_like=True):
+    """Where workers come and go: who does. One for each decision at which it changes who takes part."""
 
     version: int
     """The decision."""
-    members: tuple[int, ...]
-    """Ranks that take part in the rounds after it, until the next of these."""
+    came: tuple[int, ...] = ()
+    """Ranks that take part in the rounds after it, and did not before."""
+    went: tuple[int, ...] = ()
+    """Ranks that take part no longer."""
     absent: tuple[int, ...] = ()
     """Ranks that were to take part in its own round, and are not in it."""
+
+
+def members_after(members: Iterable[int], changes: Iterable[Members]) -> tuple[int, ...]:
+    """The ranks that take part once these have changed who does; nobody does before the first of all."""
+    there = set(members)
+    for one in changes:
+        there.difference_update(one.went)
+        there.update(one.came)
+    return tuple(sorted(there))
 
 
 class Joined(Message, frozen=True, kw_only=True):
@@ -408,7 +422,9 @@ class Joined(Message, frozen=True, kw_only=True):
     """All that some shard may still lack."""
     ticket: Signed
     members: tuple[Members, ...] = ()
-    """All of the store's, where workers come and go."""
+    """Where workers come and go, all that it did not know, or the first of them."""
+    more: bool = False
+    """There are others: it asks again."""
     stop: bool = False
     """No commit of it will count: training has come to its end for all."""
 
