@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class SchemaRegistry:
         self._tensors: dict[str, Tensor] = {}
         self._signed: dict[str, Signed] = {}
         self._groups: dict[int, Group] = {}
+        self._group_sizes: Counter[int] = Counter()
+        """Tensors of each of them."""
         self._loads_bytes = [0] * num_shards
         self._next_id = 1
         self._initialisers: dict[int, str | None] = {}
@@ -216,6 +219,7 @@ class SchemaRegistry:
             so_far = self._groups.get(spec.group, Group(spec.rule, computed))
             narrowest = min(so_far.dtype, computed, key=ITEM_BYTES.__getitem__)
             self._groups[spec.group] = Group(spec.rule, narrowest)
+            self._group_sizes[spec.group] += 1
         self._signed[spec.name] = self._signer.sign(tensor)
         self._count(tensor, +1)
 
@@ -224,9 +228,10 @@ class SchemaRegistry:
         del self._signed[name]
         self._initialisers.pop(tensor.id, None)
         self._count(tensor, -1)
-        used = (t.spec.group for t in self._tensors.values() if applies_by_decision(t.spec.rule))
-        if tensor.spec.group not in used:
-            self._groups.pop(tensor.spec.group, None)
+        if applies_by_decision(tensor.spec.rule):
+            self._group_sizes[tensor.spec.group] -= 1
+            if not self._group_sizes[tensor.spec.group]:
+                del self._groups[tensor.spec.group], self._group_sizes[tensor.spec.group]
         return tensor.id
 
     def _count(self, tensor: Tensor, sign: int) -> None:
