@@ -64,6 +64,7 @@ def test_name_that_no_message_can_say_is_refused(store: Any) -> None:
         (lambda store: store.barrier(3), "name is 3; expected a string"),
         (lambda store: store.barrier([]), r"name is \[\]"),
         (lambda store: store.barrier("\ud800"), r"name is '\\ud800'; expected text that UTF-8 can say"),
+        (lambda store: store.barrier("x" * 1025), "the name has 1025 characters, expected 1024 at most"),
         (lambda store: store.version_of(["w"]), "expected a string, got list"),
         (lambda store: store.pull("w", if_newer_than="x"), "if_newer_than is 'x'; expected an integer"),
         (lambda store: store.pull("w", if_newer_than=1.5), r"if_newer_than is 1\.5; expected an integer"),

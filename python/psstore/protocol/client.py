@@ -235,9 +235,11 @@ class Client:
 
     async def barrier(self, name: str, *, wait_s: float, once: bool = False) -> None:
         """Returns when every expected worker has called it with this name. `once`: a replacement doesn't wait where
-        others are past it. Raises WorkerLost, DeadlineExceeded."""
+        others are past it. Raises WorkerLost, DeadlineExceeded, BadArgument."""
         self.need_worker("barrier")
         _check_wait(wait_s)
+        if len(name) > m.MAX_BARRIER_CHARS:
+            raise BadArgument(f"barrier: the name has {len(name)} characters, expected {m.MAX_BARRIER_CHARS} at most")
         self._num_barriers += 1  # of all names: larger with each call of any
         body = m.Barrier(name=name, count=self._num_barriers, wait_s=wait_s, once=once)
         await self._coordinate("BARRIER", body, wait_s=wait_s)

@@ -34,6 +34,9 @@ than a shard decodes in some 20 ms, while nobody else is served."""
 Few = msgspec.Meta(max_length=MAX_ITEMS)
 """Held against what a body announces, before any of it is decoded."""
 
+MAX_BARRIER_CHARS = 1024
+"""Of a barrier's name, which is remembered."""
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of all bodies: trees without cycles, which the garbage collector need not look through."""
@@ -637,7 +640,7 @@ class Described(Message, frozen=True, kw_only=True):
 
 
 class Barrier(Message, frozen=True, kw_only=True):
-    name: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=MAX_BARRIER_CHARS)] = ""
     count: int
     """Larger with each of this worker's calls by that name: makes a resend harmless."""
     wait_s: Seconds = 300.0
