@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from psstore.checkpoint.manifest import Manifest
 from psstore.checkpoint.owned_place import OwnedPlace
 from psstore.checkpoint.ownership import OWNER, OwnerRecord, Ownership, read_owner, take, this_process
 from psstore.checkpoint.place import COMPLETE, DAMAGED, UNFINISHED, CheckpointPlace, open_checkpoint
-from psstore.checkpoint.storage import Storage, write_all
+from psstore.checkpoint.storage import Sink, Storage, write_all
 from psstore.checkpoint.url import CheckpointUrl, open_storage, parse_url, version_of
 from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound, CheckpointPlaceTaken, StorageFailed
 from psstore.types import TensorSpec
@@ -273,6 +275,46 @@ def test_a_place_is_taken_over_after_a_lease_without_a_beat(storage: Storage) ->
         first.renew()
 
 
+class OtherHand:
+    """The storage, on which another store takes the place over as soon as its owner has written all of a file of that
+    name that does not count yet: as where it is suspended just then."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+        self.other: Ownership | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._storage, name)
+
+    def create(self, path: str) -> Sink:
+        sink = self._storage.create(path)
+        if path == self._path and self.other is None:
+            self.other = take(self._storage, take_over=True)
+        return sink
+
+
+def test_an_owner_that_stood_still_as_it_renewed_takes_nothing_back(storage: Storage) -> None:
+    hand = OtherHand(storage, OWNER)
+    first = take(cast(Storage, hand))
+    with pytest.raises(CheckpointPlaceTaken):
+        first.renew()
+    assert hand.other is not None
+    hand.other.check()
+
+
+def test_an_owner_that_stood_still_as_it_committed_commits_nothing(storage: Storage) -> None:
+    write(storage, 1)
+    hand = cast(Storage, OtherHand(storage, "v000000000002/manifest.json"))
+    place = OwnedPlace(CheckpointPlace(hand), take(hand), keep=2)
+    model = make_model(SPECS, decision=2, seed=2)
+    files = write_model(storage, model, 2, attempt=place.begin(2)).files
+    storage.remove("v000000000002/manifest.json")
+    with pytest.raises(CheckpointPlaceTaken):
+        place.commit(model.state, files)
+    assert CheckpointPlace(storage).latest() == 1
+
+
 def test_a_place_is_taken_over_at_once_if_an_operator_says_so(storage: Storage) -> None:
     first = take(storage)
     second = take(storage, take_over=True, sleep=never)
@@ -316,6 +358,19 @@ def test_a_record_that_was_lost_is_written_again(storage: Storage) -> None:
     first.check()
     with pytest.raises(CheckpointPlaceTaken, match=f"store {first.owner} on .* lives"):
         take(storage, sleep=lives(first))
+
+
+def test_a_record_that_is_gone_after_a_machine_was_suspended_may_have_been_anothers(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that stands still meanwhile would have it lost just now."""
+    first = take(storage)
+    begun, awake = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "monotonic", lambda: begun)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600 if clock == time.CLOCK_BOOTTIME else begun)
+    storage.remove(OWNER)
+    with pytest.raises(CheckpointPlaceTaken, match="somebody who has left again has taken this place over"):
+        first.renew()
 
 
 def test_a_record_that_is_gone_after_a_lease_may_have_been_anothers(storage: Storage) -> None:

@@ -89,7 +89,14 @@ class OwnedPlace:
         except CheckpointDamaged:
             self._choice.lost()
             raise
-        manifest = commit(self._storage, attempt=attempt.name, store=store, files=files, base=attempt.base)
+        manifest = commit(
+            self._storage,
+            attempt=attempt.name,
+            store=store,
+            files=files,
+            base=attempt.base,
+            check=self._ownership.check,  # again: this process may have stood still while it looked at the files
+        )
         del self._under_way[store.decision]
         own = BaseRecord(version=manifest.version, digest=manifest_digest(encode_manifest(manifest)))
         self._choice.written(own, attempt.base)

@@ -8,10 +8,10 @@ clock, whether the beat still changes. It takes the place over
   - at once, if the owner was a process of this machine and is gone, or if an operator says so (`take_over`);
   - after a lease in which the beat did not change.
 
-An owner looks into the file before each commit, and is told there that it has lost the place. Between that look and the
-commit is a moment in which a place may change hands; file names of two stores never meet, so that what comes of it is a
-checkpoint of the one or the other, whole. The file is replaced, not compared and replaced: of two stores that take a
-place over at one moment the second has it, and the first is told so at its next look.
+An owner looks into the file before each commit, and before each beat, and is told there that it has lost the place.
+Between that look and the commit is a moment in which a place may change hands; file names of two stores never meet, so
+that what comes of it is a checkpoint of the one or the other, whole. The file is replaced, not compared and replaced:
+of two stores that take a place over at one moment the second has it, and the first is told so at its next look.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Ownership:
     def __init__(self, storage: Storage, record: OwnerRecord) -> None:
         self._storage = storage
         self._record = record
-        self._said_at = time.monotonic()
+        self._said_at = _now()
         """When it was said last that the owner lives."""
 
     @property
@@ -74,7 +74,7 @@ class Ownership:
         """Raises CheckpointPlaceTaken if another store has taken the place over. A file that is not there, and can't
         have been anybody else's within the lease, was lost: it is written again."""
         found = read_owner(self._storage)
-        if found is None and time.monotonic() - self._said_at < self._record.lease_s:
+        if found is None and _now() - self._said_at < self._record.lease_s:
             self._storage.claim(OWNER, msgspec.json.encode(self._record))
             found = read_owner(self._storage)
         if found is None or found.owner != self._record.owner:
@@ -82,10 +82,10 @@ class Ownership:
 
     def renew(self) -> None:
         """Says that the owner lives. Raises as `check`, and StorageFailed."""
-        self.check()
+        now = _now()
         self._record = msgspec.structs.replace(self._record, beat=self._record.beat + 1)
-        _write(self._storage, self._record)
-        self._said_at = time.monotonic()
+        _write(self._storage, self._record, check=self.check)
+        self._said_at = now
 
     def release(self) -> None:
         """Leaves the place to whoever comes next; if another one has it already, that is so."""
@@ -171,8 +171,13 @@ def _confirmed(storage: Storage, mine: OwnerRecord) -> Ownership:
     return ownership
 
 
-def _write(storage: Storage, record: OwnerRecord) -> None:
-    write_all(storage, OWNER, msgspec.json.encode(record))
+def _write(storage: Storage, record: OwnerRecord, *, check: Callable[[], object] = lambda: None) -> None:
+    write_all(storage, OWNER, msgspec.json.encode(record), check=check)
+
+
+def _now() -> float:
+    """A clock that goes on while the machine is suspended, as that of another one does."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _taken(storage: Storage, owner: OwnerRecord | None, what: str) -> CheckpointPlaceTaken:

@@ -7,7 +7,7 @@ until it is committed: whoever lists or reads sees whole files only.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -88,11 +88,13 @@ def read_all(storage: Storage, path: str, *, at_most: int) -> bytes:
     return bytes(content[:got])
 
 
-def write_all(storage: Storage, path: str, content: bytes) -> None:
-    """A small file, whole or not at all."""
+def write_all(storage: Storage, path: str, content: bytes, *, check: Callable[[], object] = lambda: None) -> None:
+    """A small file, whole or not at all. `check`: called when all is written, just before the file appears; what it
+    raises leaves nothing behind."""
     sink = storage.create(path)
     try:
         sink.write([memoryview(content)])
+        check()
         sink.commit()
     finally:
         sink.abandon()

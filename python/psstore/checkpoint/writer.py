@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from psstore.checkpoint.file_writer import TensorFileWriter
 from psstore.checkpoint.hash_pool import HashPool
@@ -89,10 +89,11 @@ def commit(
     files: Sequence[FileRecord],
     created: float | None = None,
     base: BaseRecord | None = None,
+    check: Callable[[], object] = lambda: None,
 ) -> Manifest:
-    """Makes the files a checkpoint, once and for all. `base`: of a delta, what it is to be read with. Raises
-    CheckpointDamaged if one of the files is not there as its writer said, StorageFailed, and InternalError for what
-    can't be one, as when a shard's is missing."""
+    """Makes the files a checkpoint, once and for all. `base`: of a delta, what it is to be read with. `check`: called
+    just before; what it raises leaves no checkpoint. Raises CheckpointDamaged if one of the files is not there as its
+    writer said, StorageFailed, and InternalError for what can't be one, as when a shard's is missing."""
     manifest = Manifest(
         format=FORMAT if base is None else DELTA_FORMAT,
         psstore=__version__,
@@ -110,7 +111,7 @@ def commit(
     folder = folder_of(store.decision)
     for file in manifest.files:
         _check_there(storage, f"{folder}/{file.name}", file)
-    write_all(storage, f"{folder}/{MANIFEST}", encode_manifest(manifest))
+    write_all(storage, f"{folder}/{MANIFEST}", encode_manifest(manifest), check=check)
     return manifest
 
 
