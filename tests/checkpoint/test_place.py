@@ -14,10 +14,11 @@ import msgspec
 import pytest
 
 from psstore.checkpoint.local_storage import LocalStorage
-from psstore.checkpoint.manifest import Manifest
+from psstore.checkpoint.manifest import FORMAT, Manifest
 from psstore.checkpoint.owned_place import OwnedPlace
-from psstore.checkpoint.ownership import OWNER, OwnerRecord, Ownership, read_owner, take, this_process
+from psstore.checkpoint.ownership import LEASE_S, OWNER, OwnerRecord, Ownership, read_owner, take, this_process
 from psstore.checkpoint.place import COMPLETE, DAMAGED, UNFINISHED, CheckpointPlace, open_checkpoint
+from psstore.checkpoint.shard_file import FORMAT_KEY, SHARD_KIND, STATE_KEY, state_in
 from psstore.checkpoint.storage import Sink, Storage, write_all
 from psstore.checkpoint.url import CheckpointUrl, open_storage, parse_url, version_of
 from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound, CheckpointPlaceTaken, StorageFailed
@@ -137,6 +138,8 @@ def test_what_is_nested_deeper_than_anybody_reads_is_damaged(storage: Storage) -
     )
     with CheckpointPlace(storage).open(3) as checkpoint, pytest.raises(CheckpointDamaged, match="recursion"):
         _ = checkpoint.shards
+    with pytest.raises(ValueError, match=r"has no state of a shard: .*recursion"):
+        state_in({FORMAT_KEY: f"{SHARD_KIND} {FORMAT}", STATE_KEY: '{"more":' + "[" * 20_000}, format_number=FORMAT)
 
 
 def test_open_checkpoint_takes_a_url(tmp_path: Path) -> None:
@@ -401,11 +404,21 @@ def test_a_process_elsewhere_or_alive_is_watched(storage: Storage) -> None:
         assert slept
 
 
-def test_a_record_that_can_not_be_made_out_is_watched(storage: Storage) -> None:
-    write_all(storage, OWNER, b"{")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b'{"owner":"x","lease_s":1e9}',
+        b'{"owner":"x","lease_s":-1}',
+        b'{"owner":"x","since":1e300}',
+        b'{"owner":"x","more":' + b"[" * 50_000,
+    ],
+)
+def test_a_record_that_can_not_be_made_out_is_watched(storage: Storage, content: bytes) -> None:
+    write_all(storage, OWNER, content)
     slept: list[float] = []
     take(storage, sleep=slept.append)
-    assert slept
+    assert sum(slept) == pytest.approx(LEASE_S)
 
 
 def test_a_process_is_told_from_all_others() -> None:

@@ -21,16 +21,24 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from psstore.checkpoint.storage import Storage, read_all, where, write_all
+from psstore.checkpoint.tensor_file import NOT_DECODED
 from psstore.errors import CheckpointPlaceTaken
 
 OWNER = "owner.json"
 
 LEASE_S = 30.0
 """How long a beat may stand still. Renewed three times as often, so that one slow request loses nothing."""
+
+MAX_LEASE_S = 3600.0
+"""What says more is no record: who waits for the place would wait for so long."""
+
+LAST_TIME_S = 253402300799.0
+"""The end of the year 9999."""
 
 LOOKS_PER_LEASE = 15
 """How often somebody who waits for a place looks."""
@@ -44,11 +52,11 @@ class OwnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     """Drawn for each life of a store."""
     beat: int = 0
-    lease_s: float = LEASE_S
+    lease_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_LEASE_S)] = LEASE_S
     host: str = ""
     process: str = ""
     """The process on its machine, so that another one there can see whether it lives: see `this_process`."""
-    since: float = 0.0
+    since: Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME_S)] = 0.0
     """Unix time in seconds. For people."""
 
 
@@ -128,7 +136,7 @@ def read_owner(storage: Storage) -> OwnerRecord | None:
         return None
     try:
         return msgspec.json.decode(content, type=OwnerRecord)
-    except msgspec.DecodeError:
+    except NOT_DECODED:
         return OwnerRecord(owner=f"an owner whose record has {len(content)} bytes that can't be made out")
 
 

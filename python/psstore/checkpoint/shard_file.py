@@ -25,7 +25,7 @@ import msgspec
 from psstore import _core
 from psstore.checkpoint.slots import ROWS_SHIFT, SLOT_WORDS, ZEROS, SlotRecord, SlotTable
 from psstore.checkpoint.state import ShardState, TensorRecord
-from psstore.checkpoint.tensor_file import FileEntry
+from psstore.checkpoint.tensor_file import NOT_DECODED, FileEntry
 from psstore.types import ITEM_BYTES, slice_index
 
 SLOTS = "slots"
@@ -178,7 +178,7 @@ def changed_in(metadata: Mapping[str, str]) -> dict[int, int]:
     """How many rows of which partitions a delta has. Raises ValueError if it does not say so."""
     try:
         return dict(msgspec.json.decode(metadata.get(CHANGED_KEY, ""), type=list[tuple[int, int]]))
-    except msgspec.DecodeError as error:
+    except NOT_DECODED as error:
         raise ValueError(f"its metadata does not say how many rows have changed: {error}") from None
 
 
@@ -189,5 +189,5 @@ def state_in(metadata: Mapping[str, str], *, format_number: int) -> ShardState:
         raise ValueError(f"its metadata says {metadata.get(FORMAT_KEY)!r}; expected {expected!r}")
     try:
         return msgspec.json.decode(metadata.get(STATE_KEY, ""), type=ShardState)
-    except msgspec.DecodeError as error:
+    except NOT_DECODED as error:
         raise ValueError(f"its metadata has no state of a shard: {error}") from None
