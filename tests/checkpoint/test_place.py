@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from psstore.checkpoint.local_storage import LocalStorage
+from psstore.checkpoint.local_storage import PARTIAL_S, LocalStorage
 from psstore.checkpoint.manifest import FORMAT, Manifest
 from psstore.checkpoint.owned_place import OwnedPlace
 from psstore.checkpoint.ownership import LEASE_S, OWNER, OwnerRecord, Ownership, read_owner, take, this_process
@@ -347,6 +347,17 @@ def test_who_has_claimed_a_place_without_hearing_of_it_need_not_wait(
     claim = storage.claim
     monkeypatch.setattr(storage, "claim", lambda path, content: claim(path, content) and claim(path, content))
     take(storage, sleep=never).check()
+
+
+def test_what_dead_owners_have_left_of_their_word_is_removed(tmp_path: Path) -> None:
+    """Of one that is saying it just now nothing is."""
+    storage = LocalStorage(tmp_path)
+    for name, age_s in (("dead", 2 * PARTIAL_S), ("alive", 0.0)):
+        left = tmp_path / f".{OWNER}.{name}.partial"
+        left.touch()
+        os.utime(left, (time.time() - age_s,) * 2)
+    take(storage, sleep=never)
+    assert sorted(entry.name for entry in storage.entries("")) == [f".{OWNER}.alive.partial", OWNER]
 
 
 def test_a_released_place_is_free(storage: Storage) -> None:

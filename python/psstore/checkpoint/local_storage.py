@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,9 @@ SYNC_FILE_RANGE_WRITE = 2
 """linux/fs.h: begin to write what is dirty and not being written yet."""
 
 _SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)
+
+PARTIAL_S = 3600.0
+"""How old what a small file is written as has to be for its writer to be dead."""
 
 SEND_BYTES = 4 << 20
 """What a disk is given to write at once: large against a seek, small against a file."""
@@ -81,10 +85,11 @@ class LocalStorage:
 
     def claim(self, path: str, content: bytes) -> bool:
         """Atomic: the file appears under its name with its content, or another one was there first. Where the file
-        system has no hard links it appears before its content."""
+        system has no hard links it appears before its content. What dead writers of that file have left is removed."""
         target = self.root / path
         with storage_errors(self, path, "created"):
             _make_folder(target.parent)
+            _sweep(target)
             partial = _partial(target)
             _write_new(partial, content)
             try:
@@ -151,6 +156,13 @@ def _begin_writeback(fd: int, begin: int, num_bytes: int) -> None:
 
 def _partial(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+
+
+def _sweep(target: Path) -> None:
+    for partial in target.parent.glob(f".{target.name}.*{PARTIAL_SUFFIX}"):
+        with suppress(OSError):
+            if time.time() - os.stat(partial).st_mtime > PARTIAL_S:
+                os.unlink(partial)
 
 
 def _link(partial: Path, target: Path, content: bytes) -> None:
