@@ -273,6 +273,26 @@ def test_a_store_that_ends_with_its_workers_may_stand_still_for_longer_than_they
 
 
 @pytest.mark.one_loop
+def test_what_a_killed_supervisor_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """It lies in memory, which would be gone for good."""
+    go_on = tmp_path / "writer"
+    environ = {"PYTHONPATH": str(HELD_WRITER), "HELD_WRITER": str(go_on)}
+    with StoreProcess("--shards", "1", environ=environ) as process:
+        asking = ServedPopen(reshard_command(process.url, 2), stderr=subprocess.DEVNULL)
+        assert eventually(go_on.with_suffix(".frozen").exists)
+        folder = Path(process.log().partition("the store is written down to ")[2].split("\n")[0])
+        assert folder.is_dir()
+        with StoreProcess():
+            assert folder.is_dir()
+        process.process.kill()
+        asking.kill()
+        asking.wait()
+        process.wait()
+    with StoreProcess():
+        assert not folder.exists()
+
+
+@pytest.mark.one_loop
 def test_who_has_left_is_waited_for_no_more_than_before() -> None:
     with (
         StoreProcess("--workers", "2", "--until-done") as process,

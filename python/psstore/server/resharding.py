@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
 import selectors
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -27,14 +23,12 @@ from psstore.server.processes import ReshardDuty, ReshardProcess, ShardProcess
 from psstore.server.settings import NOT_RESHARDED, STAND_STILL, WRITTEN, ServerSettings
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site
+from psstore.server.temporary_place import TemporaryPlace
 
 _log = logging.getLogger("psstore.supervisor")
 
 STANDS_S = 660.0
 """How long a store stands still at most. What writes it down gives up before."""
-
-MEMORY = Path("/dev/shm")
-"""Where files are memory."""
 
 
 class Resharding:
@@ -56,20 +50,23 @@ class Resharding:
         self.until = time.monotonic() + STANDS_S
         self._is_changed = False
         self._more = site.more(self.settings, tcp)
-        self._temporary = None if settings.checkpoint is not None else _folder(leaders)
+        self._temporary: TemporaryPlace | None = None
         """Where it is written down, unless it has a place for checkpoints."""
-        self.place = settings.checkpoint or str(self._temporary)
         client = secrets.token_hex(16)
-        duty = ReshardDuty(
-            client=client,
-            url=str(site.endpoints[0].local),
-            credentials=credentials,
-            place=self.place,
-            log_level=settings.log_level,
-            log_format=settings.log_format,
-        )
         try:
-            self.process = ReshardProcess(duty)
+            if settings.checkpoint is None:
+                self._temporary = TemporaryPlace(sum(child.resident_bytes() for child in leaders))
+            self.place = str(self._temporary.path) if self._temporary is not None else str(settings.checkpoint)
+            self.process = ReshardProcess(
+                ReshardDuty(
+                    client=client,
+                    url=str(site.endpoints[0].local),
+                    credentials=credentials,
+                    place=self.place,
+                    log_level=settings.log_level,
+                    log_format=settings.log_format,
+                )
+            )
         except OSError:
             self._clear_away()
             raise
@@ -101,7 +98,7 @@ class Resharding:
     def done(self) -> None:
         """What was written down is not needed any more."""
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.remove()
 
     def _clear_away(self) -> None:
         """Nothing is left of it."""
@@ -196,10 +193,3 @@ def _with_shards(settings: ServerSettings, num_shards: int) -> ServerSettings:
         raise BadArgument(f"{num_shards} shards: {error}") from None
     changed.check()
     return changed
-
-
-def _folder(leaders: Sequence[ShardProcess]) -> Path:
-    """A new one, in memory if there is room for all that these processes have."""
-    needed = sum(child.resident_bytes() for child in leaders)
-    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > needed and os.access(MEMORY, os.W_OK)
-    return Path(tempfile.mkdtemp(prefix="psstore-reshard-", dir=MEMORY if has_room else None))

@@ -61,6 +61,7 @@ from psstore.server.settings import (
 )
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site, open_site
+from psstore.server.temporary_place import sweep
 from psstore.types import place_shards, workers_text
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
@@ -222,6 +223,7 @@ class Supervisor:
             from psstore.server.restore_plan import find_checkpoint
 
             self._restore = find_checkpoint(self._settings.restore, own_place=self._settings.checkpoint)
+        sweep()
         site = open_site(self._settings, self._tcp)
         try:
             if self._settings.metrics is not None:
