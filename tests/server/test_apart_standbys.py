@@ -22,7 +22,7 @@ from psstore.cli.main import app
 from psstore.client.store import Store
 from psstore.config import Credentials
 from psstore.net.address import parse_addresses
-from psstore.server.other_member import why_not_begin
+from psstore.server.other_member import look_at, why_not_begin
 from psstore.server.settings import LEASE_S
 from psstore.server.site import Site
 from tests.launch.test_metrics import get
@@ -99,6 +99,12 @@ class Hosts:
         for one in processes:
             one.suspend()
         return processes
+
+
+def has_ended(hosts: Hosts) -> bool:
+    """Whether shard 0 says that the workers are done."""
+    credentials = Credentials(token=TOKEN.encode())
+    return bool(look_at(hosts.place(0, standby=False), credentials).counters["has_ended"])
 
 
 def resume(processes: Sequence[psutil.Process]) -> None:
@@ -379,6 +385,20 @@ def test_a_host_that_stands_still_as_the_workers_finish_ends_too(tmp_path: Path,
         time.sleep(STILL_S)
         still.resume()
         assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
+
+
+def test_a_host_ends_too_that_asks_once_the_standby_of_shard_0_has_died(tmp_path: Path) -> None:
+    """Without a word: shard 0 tells nobody anything before another shard says that it is gone, as at any time."""
+    with Hosts(tmp_path, flags=("--until-done",)) as hosts:
+        with trained(hosts):
+            late, dies = (psutil.Process(hosts.of[place].process.pid) for place in ((1, False), (0, True)))
+            late.suspend()
+            dies.suspend()
+        assert eventually(lambda: has_ended(hosts))
+        hosts.kill(0, standby=True)
+        assert eventually(lambda: "has lost its standby" in hosts.of[0, False].log())
+        late.resume()
+        assert [hosts.of[place].wait() for place in ((0, False), (1, False), (1, True))] == [0, 0, 0]
 
 
 def test_a_host_that_nobody_waits_for_any_longer_hears_of_the_end_by_the_stream(tmp_path: Path) -> None:

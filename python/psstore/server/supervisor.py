@@ -776,15 +776,22 @@ class Supervisor:
                     return
 
     def _hear(self, selector: selectors.BaseSelector, deadline: float) -> list[Event] | None:
-        """What comes by then as the store ends; standbys lead meanwhile. None: there is nothing to wait for any more,
-        since a signal has come, or the store is lost."""
-        assert self._groups is not None, "it has not ended yet"
-        events = self._news(selector, deadline)
-        lost = [self._groups.heard(event) for event in events if isinstance(event, ShardProcess)]
-        if self._monitor is not None and self._monitor in events:
-            self._monitor.take()  # it knows of the end, as we do
-        is_over = any(isinstance(event, Signals) for event in events) or any(fate is not None for fate in lost)
-        return None if is_over else events
+        """What comes by then as the store ends; standbys lead meanwhile, or are done without. None: there is nothing to
+        wait for any more, since a signal has come, or the store is lost."""
+        groups = self._groups
+        assert groups is not None, "it has not ended yet"
+        while True:
+            if isinstance(groups, ShardGroups):
+                groups.take_wish()  # the store goes on with no shards
+            fate = groups.tick()
+            events = self._news(selector, 0.0 if fate else min(deadline, groups.next_wake()))
+            lost = [fate, *(groups.heard(event) for event in events if isinstance(event, ShardProcess))]
+            if self._monitor is not None and self._monitor in events:
+                self._monitor.take()  # it knows of the end, as we do
+            if any(isinstance(event, Signals) for event in events) or any(one is not None for one in lost):
+                return None
+            if events or time.monotonic() >= deadline:
+                return events
 
     def _begin_metrics(self) -> None:
         """Before any shard runs: that one takes its time to restore is no reason to be out of reach."""
