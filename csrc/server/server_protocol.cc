@@ -55,7 +55,8 @@ std::shared_ptr<Frame> ServerProtocol::next_frame(double now_s) {
     if (frame == nullptr) return nullptr;
     asked_ |= open_;
     if (std::exchange(announced_, false)) return frame;
-    if (open_ && !service_.is_closed() && take(frame, now_s)) continue;
+    const bool is_heard = !service_.is_closed() || client_->follows;  // others wait for its word
+    if (open_ && is_heard && take(frame, now_s)) continue;
     announced_ = !frame->complete;
     return frame;
   }

@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
+from psstore.errors import ShuttingDown
 from psstore.server.shard_group import STOPPED_S
 from tests.support.cluster import PATIENCE_S
+from tests.support.raw_client import RawClient
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 F32 = np.float32
@@ -386,6 +388,22 @@ def test_a_store_with_standbys_ends_as_any_other(served: StoreProcess) -> None:
     assert served.stop() == 0
     assert time.monotonic() - began < 4.0
     assert not any(one.is_running() for one in processes)
+
+
+def test_a_store_with_standbys_tells_its_clients_that_it_ends() -> None:
+    """Also those that came after them: they are told what waits for nobody."""
+    with StoreProcess("--standbys", "1") as process:
+        with connect(process) as store:
+            await_standbys(store, 1)
+        with RawClient(process.url) as client:
+            client.hello()
+            began = time.monotonic()
+            process.signal(signal.SIGTERM)
+            with pytest.raises(ShuttingDown):
+                client.reply("STATISTICS")
+            client.close()
+            assert process.wait() == 0
+            assert time.monotonic() - began < 4.0
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,9 @@ SETTLE_S = 0.0002
 RETRY_S = 1.0
 """After a bug in the service's `tick`, this long until the next one: its traceback shall not fill the disk."""
 
+CATCH_UP_S = 1.0
+"""How long a shard that ends waits until its standbys have what it has: they take milliseconds."""
+
 LEADER = 0
 """Number of a standby's connection to its shard."""
 
@@ -186,14 +189,32 @@ class Server:
         self._service.drain()
         self.on_turn = None  # nobody is lost now; we are
         self._emptied = asyncio.Event()
+        why = reason or ShuttingDown("the store is shutting down")
+        standbys = {number for number, _, _ in self._service.data.followers()}
         for connection in list(self._connections.values()):
-            connection.refuse(reason or ShuttingDown("the store is shutting down"))
+            if connection.id not in standbys:
+                connection.refuse(why)
+        await self._standbys_have_all()  # or nobody who is behind them would be told
+        for connection in list(self._connections.values()):
+            connection.refuse(why)
         if self._connections:
             await self._emptied.wait()  # each of them lingers for a bounded time
         self.loop.remove_reader(self.poller.fileno())
         self._sweeper.cancel()
         if self._timer is not None:
             self._timer.cancel()
+
+    async def _standbys_have_all(self) -> None:
+        """Returns once those that are there have what the shard has, or had the time for it."""
+        data, until = self._service.data, self.now() + CATCH_UP_S
+        while any(
+            counts and has < data.last_record and number in self._connections
+            for number, counts, has in data.followers()
+        ):
+            if self.now() > until:
+                break
+            await asyncio.sleep(CATCH_UP_S / 1000)
+        self.poller.deliver()
 
     # ---- connections ----
 
