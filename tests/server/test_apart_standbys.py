@@ -194,6 +194,16 @@ def test_a_shard_whose_process_is_told_to_end_is_led_on_the_other_host(hosts: Ho
         check(store, reader, 4)
 
 
+def test_a_shard_whose_supervisor_is_killed_alone_is_led_on_the_other_host(pair: Hosts) -> None:
+    """Its process says that it ends, and nobody else is there to say anything."""
+    with trained(pair) as (store, reader):
+        pair.of[0, False].process.kill()
+        train(store, 2)
+        check(store, reader, 4)
+        pair.of[0, False].wait()
+        assert eventually(lambda: "shard 0 is led here" in pair.of[0, True].log())
+
+
 def test_a_host_that_is_asked_to_end_hands_over_to_a_standby_that_it_has_just_not_heard_of(hosts: Hosts) -> None:
     with trained(hosts) as (store, reader):
         hosts.kill(1, standby=True)

@@ -8,8 +8,8 @@
                                    on without it, by the word of one other shard
 
 Who knows that a process is dead says so: its own supervisor here, whoever starts another one in its place, or an
-operator. Of two hosts that only don't hear of each other the other shards decide (protocol/election.py); where there
-are none, or they don't answer, both wait.
+operator; or it says itself that it ends, as one does whose supervisor is killed. Of two hosts that only don't hear of
+each other the other shards decide (protocol/election.py); where there are none, or they don't answer, both wait.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ async def stand_by(
     sockets: Sequence[socket.socket],
 ) -> bool:
     """Follows the shard until this process is to lead. False: it has ended before. Raises PsstoreError, OSError."""
-    failed, cut = asyncio.Event(), asyncio.Event()
+    failed, cut, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
     why: list[Exception] = []
 
     def lost(error: Exception | None) -> None:
@@ -208,10 +208,16 @@ async def stand_by(
         cut.set()
         # The shard may be dead, or says that it ends: this one leads.
         if standby.may_lead and (error is None or isinstance(error, (OSError, ShuttingDown))):
-            if follows.place:  # who watches both knows anyhow
+            if follows.place and isinstance(error, ShuttingDown) and not over.is_set():
+                orders.lead.set()  # it refuses whatever is asked from then on; who watches it may be dead
+            elif follows.place:  # who watches both knows anyhow
                 report(CUT, f"{max(0.0, standby.may_ask_at - server.now()):.3f}")
         else:
             failed.set()
+
+    def store_ends() -> None:
+        over.set()
+        report(OVER)
 
     server.on_leader_lost = lost
     address, tls = parse_address(follows.address), None
@@ -233,7 +239,7 @@ async def stand_by(
     if follows.place:
         assert service.standby is not None, "it follows"
         service.standby.on_in_sync = lambda: report(IN_SYNC)
-        service.standby.on_over = lambda: report(OVER)
+        service.standby.on_over = store_ends
         service.standby.on_silent = server.lose_leader
         service.on_promoted = orders.lead.set
         listen(server, sockets)
