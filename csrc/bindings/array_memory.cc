@@ -35,7 +35,9 @@ std::optional<ArrayMemory> numpy_memory(const py::array& array, const ArrayForm&
   const std::span shape(array.shape(), static_cast<size_t>(array.ndim()));
   const py::dtype dtype = array.dtype();
   const int type = numpy_type(form.dtype);
-  const bool fits = type != 0 && dtype.num() == type && dtype.byteorder() == '=' &&
+  // What the memory of another class means, as of one with a mask, arrays.py asks.
+  const bool is_plain = Py_TYPE(array.ptr()) == py::detail::npy_api::get().PyArray_Type_;
+  const bool fits = is_plain && type != 0 && dtype.num() == type && dtype.byteorder() == '=' &&
                     (array.flags() & py::array::c_style) != 0 &&
                     std::ranges::equal(shape, form.shape) && (!writable || array.writeable());
   if (!fits) return std::nullopt;

@@ -97,6 +97,25 @@ def test_what_the_store_would_take_for_a_broken_client_is_refused_before(
         call(store)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, masked: store.create("q", masked),
+        lambda store, masked: store.push("w", masked),
+        lambda store, masked: store.push_many({"w": masked}),
+        lambda store, masked: store.pull("w", out=masked),
+        lambda store, masked: store.publish({"q": masked}),
+        lambda store, masked: store.pull_rows("rows", np.ma.masked_array([1, 2], mask=[True, False])),
+    ],
+)
+def test_what_is_masked_is_refused(store: Any, call: Callable[[Any, Any], object]) -> None:
+    """What lies under the mask is nothing that anybody wants to have trained with."""
+    store.create_table("rows", dim=2, rule="sgd", group=1)
+    with pytest.raises(BadArgument, match="masked"):
+        call(store, np.ma.masked_array(VALUE, mask=[True, False, False, False]))
+    store.push("w", np.ma.masked_array(VALUE))
+
+
 def test_hyper_parameter_that_no_message_can_say_is_refused(store: Any) -> None:
     with pytest.raises(BadHyper, match=r"'\\ud800': expected text that UTF-8 can say"):
         store.commit({"\ud800": 1.0})

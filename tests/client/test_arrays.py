@@ -92,6 +92,7 @@ class Derived(torch.Tensor):
         np.zeros(2, np.int32),
         np.zeros(2, ">f4"),
         np.zeros((2, 2), F32)[:, 0],
+        np.ma.masked_array(np.zeros(2, F32)),
         torch.zeros(3),
         torch.zeros(2, dtype=torch.int32),
         torch.zeros(2, dtype=torch.float64),

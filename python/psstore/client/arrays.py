@@ -60,6 +60,7 @@ def source(value: Array, *, dtype: str) -> Source:
             tensor = tensor.cpu()
         return Source(tuple(tensor.shape), torch_dtype(tensor.dtype), _torch_bytes(tensor.contiguous()))
     array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=_numpy_dtype_for(value, dtype))
+    _check_unmasked(array)
     return Source(array.shape, _numpy_dtype(array), _numpy_bytes(np.ascontiguousarray(array)))
 
 
@@ -78,6 +79,7 @@ def target(out: Array) -> Target:
         raise BadArgument(
             f"out= takes numpy arrays, torch tensors and arrays on a CUDA device, not {type(out).__name__}"
         )
+    _check_unmasked(out)
     if not out.flags.writeable:
         raise BadArgument("out= is a read-only array; give one that can be written to")
     dtype = _numpy_dtype(out)
@@ -128,6 +130,14 @@ def _numpy_dtype_for(value: Array, dtype: str) -> str | None:
 
 def _numpy_dtype(array: np.ndarray[Any, Any]) -> str:
     return sendable(array.dtype.name, convert="array.astype")
+
+
+def _check_unmasked(array: np.ndarray[Any, Any]) -> None:
+    """Raises BadArgument for an array that says of some of its elements that they are none."""
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
+        raise BadArgument(
+            "an array with masked elements can't be sent, nor pulled into: say what they are, as its filled(0) does"
+        )
 
 
 def _numpy_bytes(array: np.ndarray[Any, Any]) -> Bytes:

@@ -283,6 +283,8 @@ def ids_of(what: str, value: Array) -> tuple[Ids, tuple[int, ...]]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
+    if type(value) is not np.ndarray and np.ma.is_masked(value):
+        raise BadArgument(f"{what}: ids are masked; expected integers in [0, 2^64)")
     array = np.asarray(value)
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.uint64)  # of a list, which does not say what it has none of
