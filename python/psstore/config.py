@@ -85,7 +85,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
     """Raises BadArgument naming the variable that is malformed."""
     rank, num_workers = _place(environ)
     return WorkerEnvironment(
-        url=environ.get("PSSTORE_URL") or None,
+        url=store_url(environ),
         rank=rank,
         num_workers=num_workers,
         credentials=_credentials(environ),
@@ -101,6 +101,11 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         trace=Path(environ["PSSTORE_TRACE"]) if environ.get("PSSTORE_TRACE") else None,
         otel=environ.get("PSSTORE_OTEL", "0") not in ("", "0"),
     )
+
+
+def store_url(environ: Mapping[str, str] = os.environ) -> str | None:
+    """PSSTORE_URL."""
+    return environ.get("PSSTORE_URL") or None
 
 
 def _credentials(environ: Mapping[str, str]) -> Credentials:

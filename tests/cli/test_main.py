@@ -67,6 +67,13 @@ def test_a_url_that_is_none_is_wrong_usage(command: str) -> None:
     assert "address 'nonsense': expected ps://host:port" in ran.stderr
 
 
+@pytest.mark.parametrize("command", ["status", "top", "trace", "bench", "doctor"])
+def test_a_url_of_the_environment_that_is_none_is_wrong_usage(command: str) -> None:
+    ran = CliRunner().invoke(app, command.split(), env={"PSSTORE_URL": "nonsense"})
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "address 'nonsense': expected ps://host:port" in ran.stderr
+
+
 def test_the_help_of_each_command_ends_with_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)

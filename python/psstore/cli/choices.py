@@ -30,12 +30,15 @@ def consistency_of(mode: Mode, *, workers: int, backups: int, staleness: int, fe
 
 
 def checked_url(url: str | None) -> str | None:
-    """A store's URL as it was given. Ends the command for one that is none: it was asked for wrongly."""
+    """A store's URL as it was given. Ends the command if that, or PSSTORE_URL in its place, is none: it was asked for
+    wrongly."""
+    from psstore.config import store_url
     from psstore.net.address import parse_addresses
 
     try:
-        if url and not url.startswith("local:"):
-            parse_addresses(url)
+        told = url or store_url()
+        if told and not told.startswith("local:"):
+            parse_addresses(told)
     except PsstoreError as error:
         fail(error.message)
     return url
