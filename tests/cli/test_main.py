@@ -143,6 +143,7 @@ SAYING = {
     "version": ("psstore.cli.main", "version"),
     "help": ("psstore.cli.main", "--help"),
     "plan": ("psstore.cli.main", "plan", "--shards", "2", "--model", "gpt2"),
+    "help of the server": ("psstore.cli.server", "--help"),
     "completion of the server": ("psstore.cli.server", "--print-completion", "zsh"),
     "config of the server": ("psstore.cli.server", "--print-config"),
 }

@@ -55,7 +55,7 @@ def _serve(resolved: Resolved[ServerSettings], *, ready_fd: int | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _ServerParser(
         prog="psstore-server",
         description="A fully sharded in-memory parameter store.",
         epilog="\n".join([EPILOG, "Exit codes:", *(f"  {line}" for line in exit_codes_of("psstore-server"))]),
@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and exit")
     return parser
+
+
+class _ServerParser(argparse.ArgumentParser):
+    def print_help(self, file: typing.Any = None) -> None:
+        """As argparse does, which says nothing where the system refuses it."""
+        print(self.format_help(), end="", file=file)
 
 
 class _Version(argparse.Action):
