@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psstore import errors
+from psstore.protocol.barriers import MAX_NAMES
 from psstore.protocol.membership import Liveness
 from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer, decisions_in, failure_of
@@ -96,6 +97,19 @@ def test_barrier_waits_as_long() -> None:
     assert not first.is_answered(waiting)
     store.pass_time(2)
     assert isinstance(failure_of(first, waiting), errors.WorkerLost)
+
+
+def test_losses_that_were_told_at_barriers_are_forgotten_in_the_end() -> None:
+    store = FakeStore(num_workers=2)
+    first, dead = workers(store, 2)
+    dead.hang_up()
+    store.pass_time(LOST_S + 1)
+    for count in range(1, 101):
+        told = first.send("BARRIER", m.Barrier(name=f"step {count}", count=count))
+        assert isinstance(failure_of(first, told), errors.WorkerLost)
+    assert len(store.coordinator._barriers._losses[0]._told) == MAX_NAMES
+    again = first.send("BARRIER", m.Barrier(name="step 100", count=100))
+    assert not first.is_answered(again), "it knows, and waits"
 
 
 def barrier(peer: Peer, name: str, count: int, *, once: bool = True) -> int:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from psstore import _core, errors
-from psstore.protocol.barriers import MAX_PASSED
+from psstore.protocol.barriers import MAX_NAMES
 from psstore.protocol.schema_registry import SchemaRegistry
 from psstore.protocol.signing import Signer
 from psstore.types import UNBOUNDED, Consistency, RowsSpec, Tensor, TensorSpec, applies_by_decision
@@ -446,7 +446,7 @@ def test_barrier_names_that_were_passed_are_forgotten_in_the_end() -> None:
     for count in range(1, 1001):
         worker.ask("BARRIER", m.Barrier(name=f"step {count}", count=count))
     assert store.coordinator._barriers._passed.keys() == {0}
-    assert len(store.coordinator._barriers._passed[0]) == MAX_PASSED
+    assert len(store.coordinator._barriers._passed[0]) == MAX_NAMES
     worker.ask("BARRIER", m.Barrier(name="step 1000", count=1000))
     worker.ask("BARRIER", m.Barrier(name="step 1", count=1))
 

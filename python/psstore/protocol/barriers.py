@@ -12,8 +12,9 @@ from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.replies import Reply
 from psstore.wire.messages import Barrier
 
-MAX_PASSED = 64
-"""Names kept per rank. Only a call whose answer was lost is made again, and few of a worker's are under way at once."""
+MAX_NAMES = 64
+"""Names kept per rank: of barriers that it passed, and of those at which it was told of a loss. Only a call whose
+answer was lost is made again, and few of a worker's are under way at once."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Barriers:
         """Barrier -> rank -> the worker that waits there."""
         self._passed: dict[int, OrderedDict[str, int]] = {}
         """Rank -> name -> the count with which its present life last passed; the latest at the end."""
-        self._losses: defaultdict[int, Losses] = defaultdict(Losses)
+        self._losses: defaultdict[int, Losses] = defaultdict(lambda: Losses(MAX_NAMES))
         """Rank -> the losses that its present life was told of, by the name of the barrier."""
 
     def enter(self, worker: Worker, barrier: Barrier, *, conn: int, request: int, now: float) -> list[Reply]:
@@ -84,7 +85,7 @@ class Barriers:
         passed = self._passed.setdefault(rank, OrderedDict())
         passed[name] = count
         passed.move_to_end(name)
-        if len(passed) > MAX_PASSED:
+        if len(passed) > MAX_NAMES:
             passed.popitem(last=False)
 
     def fail(self, error: PsstoreError) -> list[Reply]:

@@ -6,6 +6,8 @@ at once, it would ask for ever and wait for nothing.
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
@@ -29,8 +31,10 @@ class Told(NamedTuple):
 class Losses:
     """`who`: waits for something, such as a rank for the end of its round."""
 
-    def __init__(self) -> None:
-        self._told: dict[Hashable, Told] = {}
+    def __init__(self, most: float = math.inf) -> None:
+        """`most`: of so many it is known; who was told longest ago is told again if it asks again."""
+        self._most = most
+        self._told: OrderedDict[Hashable, Told] = OrderedDict()
 
     def is_news(self, who: Hashable, request: int, lost: Iterable[Worker]) -> bool:
         """True unless `who` was told of all the `lost`, and asks again by another request."""
@@ -39,6 +43,9 @@ class Losses:
 
     def tell(self, who: Hashable, request: int, lost: Iterable[Worker]) -> None:
         self._told[who] = Told(request, _losses(lost))
+        self._told.move_to_end(who)
+        if len(self._told) > self._most:
+            self._told.popitem(last=False)
 
     def forget(self, who: Hashable) -> None:
         """`who` has what it waited for, or waits no longer."""
