@@ -17,7 +17,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.paced import Part, PartedCall
 from psstore.client.started import Started
 from psstore.client.store import Store
-from psstore.errors import UnknownKey, UnknownTensor
+from psstore.errors import BadArgument, UnknownKey, UnknownTensor
 from psstore.protocol.requests import Future
 from tests.support.cluster import PATIENCE_S
 
@@ -51,6 +51,23 @@ def test_settle_waits_for_every_push_that_was_started(store: Store) -> None:
     started = [store.start_push_many({"w": np.full(ELEMS, i, F32)}) for i in range(5)]
     store.settle()
     assert all(future.done() for future in started)
+
+
+def test_settle_and_commit_wait_for_a_push_whose_tensors_are_looked_up(store: Store) -> None:
+    """As that of a tensor without elements is each time: no shard would say that it was dropped."""
+    store.create("w", np.zeros(4, F32), rule="sgd")
+    store.create("nothing", np.zeros((0, 3), F32), rule="sgd")
+    gradients = {"w": np.ones(4, F32), "nothing": np.zeros((0, 3), F32)}
+    started = store.start_push_many(gradients)
+    store.settle()
+    assert started.done()
+    store.commit({"lr": 1.0})
+    started = store.start_push_many(gradients)
+    with pytest.raises(BadArgument, match="commit while 1 pushes are under way"):
+        store.commit({"lr": 1.0}, present=["w", "nothing"])
+    started.result(PATIENCE_S)
+    store.commit({"lr": 1.0}, present=["w", "nothing"])
+    assert_array_equal(store.pull("w"), np.full(4, -2, F32))
 
 
 def test_a_call_that_was_started_tells_its_error_when_it_is_asked(store: Store) -> None:

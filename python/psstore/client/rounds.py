@@ -75,7 +75,7 @@ class Committing:
         if early and present is None:
             raise BadArgument("an early commit promises its pushes: name them with present=")
         if not early:
-            self._need_quiet("commit")
+            await self._need_quiet("commit")
         if context.client.unscaled is not None:
             await self._norm.settle(wait_s)
         counted = writing.pushed if present is None else await self._counted(present, promised=early)
@@ -113,7 +113,7 @@ class Committing:
 
     async def finish(self, *, wait_s: float | None) -> None:
         context = self._context
-        self._need_quiet("finish")
+        await self._need_quiet("finish")
         await context.client.finish(wait_s=context.patience(wait_s))
         self._end_early()
         self._writing.round_ended()
@@ -131,7 +131,8 @@ class Committing:
             self._context.pace.end()
         self._context.layouts.early = False
 
-    def _need_quiet(self, what: str) -> None:
+    async def _need_quiet(self, what: str) -> None:
+        await self._writing.looked_up()
         if self._writing.under_way:
             raise BadArgument(f"{what} while {len(self._writing.under_way)} pushes are under way; await them first")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -39,8 +40,10 @@ class Writing:
         """Ids of the tensors that were pushed in this round, together as they were."""
         self.under_way: set[object] = set()
         """Pushes that were begun and have not ended."""
+        self._num_sought = 0
+        """Writes whose tensors are looked up: whether one is a push of the round is known then."""
         self._quiet = asyncio.Event()
-        """Set when the last push under way has ended."""
+        """Set when the last push under way has ended, and when tensors were looked up."""
         self.rows = PromisedRows()
         self._context = context
         self._norm = norm
@@ -56,7 +59,14 @@ class Writing:
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
         ended."""
+        await self.looked_up()
         while self.under_way:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    async def looked_up(self) -> None:
+        """Returns when every push that was started is under way, or over."""
+        while self._num_sought:
             self._quiet.clear()
             await self._quiet.wait()
 
@@ -92,11 +102,11 @@ class Writing:
         client = self._context.client
         with self._context.forgetting_unknown(layout.tensors):
             if op == "PUSH":
-                await self._norm.settle(None)
-                client.need_open("push")  # before anything is forgotten of what was pushed
-                self._context.coded.pushing(layout)
                 push = self._begin_push()
                 try:
+                    await self._norm.settle(None)
+                    client.need_open("push")  # before anything is forgotten of what was pushed
+                    self._context.coded.pushing(layout)
                     turns = self._context.turns
                     if turns is None:
                         await _carried(client.push, transfers)
@@ -151,6 +161,16 @@ class Writing:
         self.under_way.add(push)
         return push
 
+    @contextmanager
+    def _looking_up(self) -> Iterator[None]:
+        """In the block, tensors of a write are looked up."""
+        self._num_sought += 1
+        try:
+            yield
+        finally:
+            self._num_sought -= 1
+            self._quiet.set()
+
     async def fetched(self, values: Sequence[Array | None]) -> Sequence[Array | None]:
         """Returns the values, with copies in main memory of what is on devices."""
         places = by_place(values)
@@ -172,7 +192,8 @@ class Writing:
     async def _push_one_by_one(self, asked: Push) -> None:
         """Pushes arrays of any kind: each is looked at, and named if it does not fit."""
         context, values = self._context, asked.values
-        tensors = await context.schema.find(asked.names)
+        with self._looking_up():
+            tensors = await context.schema.find(asked.names)
         codecs = codecs_for(asked.codec, asked.names)
         chosen: dict[tuple[str, _core.Device | None, bool], tuple[list[Tensor], list[Any], list[Any]]] = {}
         for tensor, value, codec in zip(tensors, values, codecs, strict=True):
