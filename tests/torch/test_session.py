@@ -424,6 +424,22 @@ def test_it_ends_on_all_workers_when_it_ends_on_one(how: str, overlap: str) -> N
         assert second == (after, how in ("stop", "at once"), "enough" if how in ("stop", "at once") else None)
 
 
+def test_it_ends_though_it_is_told_to_in_each_step() -> None:
+    """As where a script stops once its loss is small."""
+    with StoreProcess("--workers", "2") as process:
+
+        def work(store: Store) -> int:
+            one = trainee(store)
+            chosen = session(one.optimizer, stop_at=20)
+            for step in chosen:
+                turn(one, step)
+                if step.number >= 3:
+                    chosen.stop()
+            return store.version
+
+        assert in_threads(process.url, 2, work) == [4, 4]
+
+
 def test_a_stop_leaves_all_workers_where_a_checkpoint_can_go_on(tmp_path: Path) -> None:
     place = str(tmp_path / "run")
     with StoreProcess("--workers", "2", "--checkpoint", place, "--checkpoint-every", "1000000") as process:

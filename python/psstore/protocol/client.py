@@ -457,7 +457,7 @@ class Client:
         `finish` from the next decision on."""
         self.need_worker("stop")
         await self._request(self.shards[0], "STOP", body=m.Stop(version=version, finish=finish, everyone=everyone))
-        self.stopped = not finish if version is None else self.decision >= version
+        self.stopped = self.stopped or not finish if version is None else self.decision >= version
 
     def set_scale(self, scale: m.Scale) -> None:
         """What the gradients of the last decision are multiplied by: carried to the shards from now on."""
