@@ -464,11 +464,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def reattach(self) -> None:
         """Goes on with the store as it is now, after `store.reconnect()`: parameters, buffers and state in the store
         are what it was restored with. Every worker calls it. Blocks until rank 0 has. What codecs had kept back is
-        forgotten; a parameter that had joined later begins with rank 0's value of now. Hyper-parameters are left as
-        they are here."""
+        forgotten; a parameter that had joined later begins with rank 0's value of now. Hyper-parameters and `weight`
+        are left as they are here."""
         self._strategy.retire()
         self._training.tables.zero()  # gradients of parameters are the program's to forget; these may not be seen again
+        weight = self._training.weight
         self._attach(exist="match")
+        self._training.weight = weight
         self._training.tables.begin_prefetch()  # what came before is not the store's any more
         self.num_reattached += 1
         self.rolled_back = None
