@@ -236,6 +236,20 @@ def test_a_parameter_that_is_unfrozen_counts_from_the_next_step_on(store: psstor
     assert_same_bits(plain, stored)
 
 
+def test_a_group_that_is_added_counts_from_the_next_step_on(store: psstore.Store) -> None:
+    model, head = nn.Linear(3, 2), nn.Linear(2, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(plain, store, named_parameters=model.named_parameters(), overlap="eager")
+    optimizer.add_param_group({"params": list(head.named_parameters("head")), "lr": 0.01})
+    began = [head.weight.detach().clone(), model.weight.detach().clone()]
+    for step in range(2):
+        optimizer.zero_grad()
+        head(model(torch.ones(1, 3))).sum().backward()
+        optimizer.step()
+        assert torch.equal(head.weight, began[0]) == (step == 0)
+        assert not torch.equal(model.weight, began[1])
+
+
 def test_with_no_sync_several_backward_passes_make_a_step(store: psstore.Store) -> None:
     plain, stored = deep(), deep()
     inner, outer = MOMENTUM(plain.parameters()), eager(stored, store)

@@ -177,7 +177,8 @@ class EagerStep(StoreStep):
                 " leave overlap= out"
             )
         early = self._early or self._begin()
-        if early.hypers != self._hypers():
+        now = self._hypers()  # and of a group that has come since
+        if any(now[group] != hyper for group, hyper in early.hypers.items()):
             raise UsageError(
                 "hyper-parameters were changed between backward and step(), and overlap='eager' has sent them: change"
                 " them after step(), as schedulers do"
