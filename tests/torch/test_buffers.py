@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 from torch.optim import SGD
 
 import psstore
+from psstore.checkpoint.handed import pack_handed, unpack_handed
 from psstore.errors import UsageError
-from psstore.torch import DistributedOptimizer
+from psstore.torch import DistributedOptimizer, worker_state
 from tests.torch.support import in_threads, on_each_worker
 
 STEPS = 4
@@ -79,6 +81,21 @@ def test_buffers_are_what_they_are_without_a_store_on_rank_0() -> None:
     with psstore.connect("local://") as store:
         train(stored, wrap(stored, store), 0)
     assert_same_buffers(plain, stored)
+
+
+@pytest.mark.filterwarnings("ignore:the store has trained:UserWarning")
+def test_buffers_go_back_to_what_a_session_has_handed_in() -> None:
+    """Whatever the store has of the step that is taken again."""
+    model = Normed(0)
+    with psstore.connect("local://") as store:
+        optimizer = wrap(model, store)
+        train(model, optimizer, rank=0)
+        handed, then = pack_handed(worker_state.collect(optimizer, {})), deepcopy(model)
+        model(torch.randn(8, 3))
+        store.push("norm.running_var", model.norm.running_var)
+        optimizer.reattach()
+        worker_state.put_back(unpack_handed(handed), optimizer, {})
+        assert_same_buffers(model, then)
 
 
 def test_buffers_stay_local_unless_they_are_named() -> None:

@@ -7,7 +7,7 @@ after theirs. A buffer that rank 0 has not changed is not sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 import torch
@@ -33,6 +33,11 @@ class Buffers:
             specs = [_spec(name, buffer) for name, buffer in self._buffers.items()]
             create_tensors(training, specs, [as_stored(buffer) for buffer in self._buffers.values()])
             self._pull(list(self._buffers))
+
+    @property
+    def by_name(self) -> Mapping[str, torch.Tensor]:
+        """The buffers themselves, by their names in the store."""
+        return self._buffers
 
     def push(self) -> None:
         """Pushes rank 0's buffers that have changed; called on every worker before its commit."""

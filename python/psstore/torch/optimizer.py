@@ -417,6 +417,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether this worker has optimizer state, which the store's checkpoints have not."""
         return not isinstance(self._strategy, StoreStep)
 
+    @property
+    def shared_buffers(self) -> Mapping[str, torch.Tensor]:
+        """The buffers that were named, by their names in the store."""
+        return self._buffers.by_name
+
     def residuals(self) -> dict[int | str, Any]:
         """What this worker's codecs have kept back, by the parameters' numbers in a state dict, and of rows by their
         tables' names, in units of gradients without a loss scale: tensors, and dicts of them."""

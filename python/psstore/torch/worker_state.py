@@ -1,5 +1,5 @@
 """What a worker hands in for its next life: random states, hyper-parameters, what its codecs kept back of gradients,
-and whatever has a state_dict().
+named buffers, which the store may have as of a later step, and whatever has a state_dict().
 
 Tensors are marked, so that they come back as tensors; numpy's arrays come back as such.
 """
@@ -52,6 +52,7 @@ def collect(
         "groups": [
             {key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ],
+        "buffers": _plain(dict(optimizer.shared_buffers)),
         "parts": {name: _plain(part.state_dict()) for name, part in parts.items()},
         "own": _plain(optimizer.checkpoint_state),
         "residuals": _plain(optimizer.residuals()) if residuals else {},
@@ -83,6 +84,10 @@ def put_back(handed: Plain, optimizer: DistributedOptimizer, parts: Mapping[str,
         torch.cuda.set_rng_state_all([_whole(one) for one in found["cuda"]])
     for group, values in zip(optimizer.param_groups, handed["groups"], strict=False):
         group.update(_whole(values))
+    buffers = optimizer.shared_buffers
+    for name, value in _whole(handed.get("buffers", {})).items():
+        if name in buffers:
+            buffers[name].copy_(value)
     states = handed["parts"]
     for name in sorted(states.keys() ^ parts.keys()):
         there = "it is not in the checkpoint" if name in parts else "it is in the checkpoint, and state= has it not"
