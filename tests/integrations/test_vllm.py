@@ -170,8 +170,9 @@ def test_what_came_to_a_call_that_was_interrupted_is_loaded_by_the_next(
     engine.shutdown()
 
 
-def test_workers_that_share_a_model_have_one_version_or_say_so(vllm: Serving, cluster: Cluster) -> None:
-    vllm.world_size = 2
+@pytest.mark.parametrize("shared_by", ["world_size", "data_parallel_size"])  # the latter: of a mixture of experts
+def test_workers_that_share_a_model_have_one_version_or_say_so(vllm: Serving, cluster: Cluster, shared_by: str) -> None:
+    setattr(vllm, shared_by, 2)
     served = FusedModel()
     store = cluster.connect(rank=0)
     values = detached(trained_model())

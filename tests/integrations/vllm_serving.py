@@ -69,6 +69,7 @@ class Serving:
     """A worker of vLLM, as far as an engine sees it, for one test."""
 
     world_size: int = 1
+    data_parallel_size: int = 1
     phases: list[str] = field(default_factory=list)
     """Of the loading that was begun: `start` and `finish`."""
 
@@ -76,7 +77,9 @@ class Serving:
         """Creates the engine of psstore, by vLLM's factory."""
         import_module(LAYERWISE).record_metadata_for_reloading(model)
         vllm_config = SimpleNamespace(
-            parallel_config=SimpleNamespace(world_size=self.world_size),
+            parallel_config=SimpleNamespace(
+                world_size=self.world_size, world_size_across_dp=self.world_size * self.data_parallel_size
+            ),
             model_config=SimpleNamespace(dtype=torch.bfloat16),
         )
         factory: Any = import_module("vllm.distributed.weight_transfer").WeightTransferEngineFactory

@@ -85,7 +85,7 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
         reader = self._opened()
         while reader.version is None or _version_of(reader) < update_info.version:
             self._advance(reader, update_info.timeout_s)
-        if _version_of(reader) > update_info.version and self.parallel_config.world_size > 1:
+        if _version_of(reader) > update_info.version and self.parallel_config.world_size_across_dp > 1:
             raise UsageError(
                 f"version {update_info.version} was asked for, and the store is at {_version_of(reader)}: the workers"
                 " that share a model read it each by itself, so take no step between store.version and the end of"
