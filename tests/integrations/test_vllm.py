@@ -9,6 +9,8 @@ Beside torch without CUDA, this is enough for them, with PYTHONPATH=DIR (vllm's 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -18,10 +20,12 @@ from typing import Any
 import pytest
 import torch
 
+import psstore
 from psstore.client.first_tensors import RELAYED
-from psstore.errors import DeadlineExceeded, UsageError
+from psstore.errors import DeadlineExceeded, RolledBack, UsageError
 from psstore.integrations import vllm_plugin
 from tests.support.cluster import PATIENCE_S, Cluster, clusters
+from tests.support.server_process import StoreProcess
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -168,6 +172,29 @@ def test_what_came_to_a_call_that_was_interrupted_is_loaded_by_the_next(
     update(engine, store.publish({"embed.weight": values["embed.weight"]}))
     assert served.loaded == ["embed.weight"]
     engine.shutdown()
+
+
+def test_a_version_of_before_the_store_went_back_to_a_checkpoint_is_not_taken_for_the_one_after(
+    vllm: Serving, tmp_path: Path
+) -> None:
+    served = FusedModel()
+    before = detached(trained_model())
+    after = {name: value + 1 for name, value in before.items()}
+    flags = ("--checkpoint", str(tmp_path), "--checkpoint-every", "1000000", "--restarts", "1")
+    with StoreProcess(*flags) as server, psstore.connect(server.url, rank=0) as store:
+        engine = vllm.engine(served)
+        engine.init_transfer_engine(engine.init_info_cls(url=server.url))
+        store.publish(before)
+        store.checkpoint()
+        update(engine, version := store.publish(before))
+        os.kill(server.shard_pids()[0], signal.SIGKILL)
+        with pytest.raises(RolledBack):
+            store.pull("embed.weight")
+        store.reconnect()
+        assert store.publish(after) == version
+        update(engine, version)
+        assert serves(served, after)
+        engine.shutdown()
 
 
 @pytest.mark.parametrize("shared_by", ["world_size", "data_parallel_size"])  # the latter: of a mixture of experts

@@ -9,6 +9,7 @@ left alone. Loading begins once a version is here and ends within the same call:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -83,6 +84,9 @@ class StoreEngine(base.WeightTransferEngine):  # type: ignore[misc]
         loading does: after that some of the model is old and some new, until an update ends well.
         """
         reader = self._opened()
+        if reader.version is not None:
+            with suppress(DeadlineExceeded):
+                self._advance(reader, 0.0)  # a store that has gone back to a checkpoint counts from there
         while reader.version is None or _version_of(reader) < update_info.version:
             self._advance(reader, update_info.timeout_s)
         if _version_of(reader) > update_info.version and self.parallel_config.world_size_across_dp > 1:
