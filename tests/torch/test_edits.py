@@ -10,10 +10,12 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.optim import SGD, AdamW
 
 import psstore
 from psstore.errors import UsageError
+from psstore.torch import parameters
 from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:step\\(\\) without any gradient")
@@ -203,3 +205,20 @@ def test_a_parameter_of_another_shape_is_refused_by_name(store: psstore.Store) -
     stored.bias.data = stored.bias.data[:4]
     with pytest.raises(UsageError, match=r"'bias' was float32 \(9,\).*is float32 \(4,\).*reshape"):
         outer.step()
+
+
+def test_autograd_is_told_of_what_is_written_where_torch_is_told_of_one_tensor_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it is in 2.4."""
+
+    def tell_of_one(tensor: object) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise RuntimeError("increment_version expect a Tensor as input")
+        increment_version(tensor)
+
+    monkeypatch.setattr(parameters, "increment_version", tell_of_one)
+    monkeypatch.setattr(parameters, "_marks_many", parameters._marks_many.__wrapped__)
+    written = [torch.zeros(1), torch.zeros(1)]
+    parameters.mark_written(written)
+    assert [one._version for one in written] == [1, 1]

@@ -200,9 +200,9 @@ def gradient_name(parameter: str) -> str:
 
 @cache
 def _marks_many() -> bool:
-    """Whether torch's increment_version takes a list: it did not always (torch's documentation for 2.3)."""
+    """Whether torch's increment_version takes a list: that of torch 2.4 does not."""
     try:
         increment_version([])
-    except TypeError:
+    except RuntimeError:
         return False
     return True
