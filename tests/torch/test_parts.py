@@ -16,6 +16,7 @@ from torch import nn
 import psstore
 from psstore.errors import ShapeMismatch, UnknownTensor, UsageError
 from psstore.torch import DistributedOptimizer, TensorPart, load, publish
+from psstore.torch.parts import box_of
 from tests.support.cluster import at_once
 from tests.support.fork_server import run
 
@@ -154,6 +155,16 @@ def test_tensors_of_another_shape_are_refused(store: psstore.Store) -> None:
         load(store, [("v", torch.zeros(4))])
     with pytest.raises(UsageError, match="does not lie in"):
         publish(store, [("w", part(3, 1.0, 2.0))])
+
+
+def test_a_dtensor_that_does_not_say_which_part_is_here_is_refused() -> None:
+    """As those of torch 2.4 are."""
+
+    class DTensor(torch.Tensor):
+        placements = ()
+
+    with pytest.raises(UsageError, match="a newer torch's do"):
+        box_of(torch.zeros(2).as_subclass(DTensor))
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ def box_of(tensor: torch.Tensor | TensorPart) -> Box:
     dtensor: Any = tensor
     if any(placement.is_partial() for placement in dtensor.placements):
         raise UsageError(f"a DTensor of placements {dtensor.placements} has sums to make: redistribute() it first")
+    if not hasattr(dtensor, "__create_chunk_list__"):
+        raise UsageError(f"the DTensors of torch {torch.__version__} do not say which part is here; a newer torch's do")
     chunks = dtensor.__create_chunk_list__()  # what torch.distributed.checkpoint asks for
     if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local_of(tensor).shape):
         raise UsageError(f"a DTensor of placements {dtensor.placements} has parts that are no range of each dimension")
