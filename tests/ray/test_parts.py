@@ -165,7 +165,10 @@ def test_a_member_starts_its_server_again_and_ends_it(
         former = leader(store, 0)
     os.kill(psutil.Process(former).ppid(), signal.SIGKILL)
     assert eventually(lambda: serves(plan.url, former))
+    files = Path(member._environ["PSSTORE_TOKEN_FILE"]).parent
+    assert files.is_dir()
     member.stop()
+    assert not files.exists()
     with pytest.raises(StoreUnreachable):
         psstore.connect(plan.url, role="client", connect_timeout_s=0.2)
 

@@ -37,7 +37,7 @@ class HostNames:
         self._hosts: dict[str, str] = {}
         self._changed = threading.Condition()
         self._folder = Path(tempfile.mkdtemp(prefix="psstore-ray-"))
-        atexit.register(self._remove)
+        atexit.register(self.remove)
         self._take(directory.moved(self._own))
         token_file = self._folder / "token"
         token_file.touch(0o600)
@@ -59,7 +59,7 @@ class HostNames:
         with contextlib.suppress(StoreUnreachable, SystemExit):  # which Ray raises where it is shut down
             while (hosts := self._directory.news(self._hosts, self._own)) is not None:
                 self._take(hosts)
-        self._remove()
+        self.remove()
 
     def _take(self, hosts: Hosts) -> None:
         """A directory that was started again does not know all yet."""
@@ -68,5 +68,6 @@ class HostNames:
             write_hosts(self._file, self._hosts)
             self._changed.notify_all()
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
+        """Removes the folder, as whoever follows the directory does at its end, unless the process is killed first."""
         shutil.rmtree(self._folder, ignore_errors=True)

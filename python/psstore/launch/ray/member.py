@@ -24,7 +24,7 @@ class MemberActor:
         """Blocks until it is known where all others are: a process that can't ask them might begin anew what they
         have."""
         address = directory.here()
-        names = HostNames(directory, own={plan.host(member): address}, token=plan.token)
+        self._names = names = HostNames(directory, own={plan.host(member): address}, token=plan.token)
         names.await_all(plan.num_members)
         self._name = plan.host(member)
         self._environ = {**os.environ, **plan.environ(member, address), **names.environ}
@@ -43,10 +43,11 @@ class MemberActor:
             raise StoreUnreachable(self._failure)
 
     def stop(self) -> None:
-        """Ends it in order, and returns when it is gone."""
+        """Ends it in order, and returns when it is gone, with its files: Ray kills the actor then."""
         self._is_to_end.set()
         self._server.tell_to_end()
         self._keeping.join()
+        self._names.remove()
 
     def _keep(self) -> None:
         while True:
