@@ -35,7 +35,7 @@ Few = msgspec.Meta(max_length=MAX_ITEMS)
 """Held against what a body announces, before any of it is decoded."""
 
 MAX_BARRIER_CHARS = 1024
-"""Of a barrier's name, which is remembered."""
+"""How long the name of a barrier may be: it is remembered."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
