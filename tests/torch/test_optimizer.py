@@ -89,6 +89,25 @@ def test_a_group_added_later_trains_as_torchs_does(store: psstore.Store) -> None
     assert_same_bits(model, plain)
 
 
+def test_a_group_that_another_life_has_trained_has_the_stores_values_at_once(
+    store: psstore.Store,
+) -> None:
+    def begun() -> tuple[Odd, DistributedOptimizer]:
+        model = Odd()
+        outer = wrap(SGD([model.first, model.bias], lr=0.1), store, model)
+        outer.add_param_group({"params": [model.transposed, model.scale], "lr": 0.01})
+        return model, outer
+
+    model, outer = begun()
+    for inputs in batches(2):
+        outer.zero_grad()
+        backward(model, inputs)
+        outer.step()
+    with pytest.warns(UserWarning, match="training goes on from the weights"):
+        again, _ = begun()
+    assert_same_bits(again, model)
+
+
 def test_a_group_added_later_may_bring_its_names(store: psstore.Store) -> None:
     model = Odd()
     outer = wrap(SGD(model.parameters(), lr=0.1), store, model)

@@ -166,6 +166,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._mode, self._every = mode, every
         self._make_buffers = partial(Buffers, named=list(named_buffers), prefix=prefix)
+        self._has_stepped = False
+        """Whether a step was asked for."""
         self._attach(exist=exist)
         self._training.tables.join_groups(optimizer)
         self.num_reattached = 0
@@ -244,6 +246,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._refuse_stock_scaler()
         self._warn_without_gradients()
+        self._has_stepped = True
         self._training.add_newcomers(self._strategy)
         take_gradients(self._training)
         if self.max_norm is not None and not self._strategy.has_clipped:
@@ -264,16 +267,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters to train from the next step on, on every worker. Their names are those of `named_parameters`,
-        or are given in (name, parameter) pairs."""
+        or are given in (name, parameter) pairs. Before this optimizer's first step, those that the store has
+        have its values on return."""
         if not self._made:
             return  # the base class's constructor adds the groups that are there
         names = self._training.names
         self.optimizer.add_param_group(names.without(param_group, self.param_groups))
         try:
-            self._training.newcomers()
+            new = self._training.newcomers()
         except UsageError:
             del self.param_groups[-1]
             raise
+        if new and not self._has_stepped and self._training.goes_on(new):
+            self._training.add_newcomers(self._strategy)  # or its first gradients would be of other values
 
     def state_dict(self) -> dict[str, Any]:
         """Groups and state as the wrapped optimizer's own state_dict() has them: either's can be loaded by the other.

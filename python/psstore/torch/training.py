@@ -174,6 +174,10 @@ class Training:
             new = [one._replace(name=self.names.of(one.owner, one.name)) for one in new]
         return new
 
+    def goes_on(self, newcomers: Sequence[Trained]) -> bool:
+        """Whether the store has all of these, as for a worker in another one's place, and they go on from there."""
+        return self.exist == "match" and {one.name for one in newcomers} <= set(self.store.keys())
+
     def add_newcomers(self, strategy: StepStrategy) -> None:
         """Trains the newcomers, too, if there are any. Every worker must do so in the same round. Raises UsageError
         also where a group has changed what the store's tensors have for good."""
