@@ -16,7 +16,7 @@ from torch.optim import SGD, NAdam
 
 import psstore
 from psstore.errors import DeadlineExceeded, TornRound, UsageError
-from psstore.torch import DistributedOptimizer, GradScaler
+from psstore.torch import DistributedOptimizer, GradScaler, session
 from psstore.torch.eager_step import EarlyRound
 from tests.support.server_process import StoreProcess
 from tests.torch.support import (
@@ -342,6 +342,29 @@ def test_a_worker_that_is_lost_in_the_middle_tears_the_round() -> None:
                 until(lambda: store.version == 1)
                 assert not optimizer.skipped
                 raise Lost
+
+        in_threads([stay, go])
+
+
+def test_a_session_that_an_error_ends_in_the_middle_waits_for_nobody() -> None:
+    models = [deep(), deep()]
+    committed = threading.Barrier(2)
+    with psstore.LocalStore(workers=2) as local:
+
+        def stay() -> None:
+            with local.connect(rank=0) as store:
+                optimizer = eager(models[0], store)
+                models[0](torch.ones(1, WIDTH)).sum().backward()
+                committed.wait(JOIN_S)
+                with pytest.raises(TornRound, match="rank 1"):
+                    optimizer.step()
+
+        def go() -> None:
+            with suppress(Lost), local.connect(rank=1) as store:
+                for _ in session(eager(models[1], store), log_every_s=None):
+                    models[1](torch.ones(1, WIDTH)).sum().backward()
+                    committed.wait(JOIN_S)
+                    raise Lost
 
         in_threads([stay, go])
 

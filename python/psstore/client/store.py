@@ -148,6 +148,11 @@ class _Face:
         return self._operations.client.is_sealed
 
     @property
+    def is_promised(self) -> bool:
+        """Whether this round was committed early, and is not finished: who leaves now leaves it torn."""
+        return self._operations.client.is_promised
+
+    @property
     def version(self) -> int:
         """Number of the last decision that is known here: the version of the whole model."""
         return self._operations.client.version

@@ -141,6 +141,8 @@ class Client:
         """A commit was sent, and what became of it is not known here."""
         self.is_sealed = False
         """That stands, and was not early: nothing more can be pushed for the round."""
+        self._begins_early = False
+        """That is under way, and is early."""
         self.waits_since: float | None = None
         """When it began to wait for other workers; None: it does not."""
         self.on_wait: Callable[[], None] | None = None
@@ -167,6 +169,11 @@ class Client:
             max(one.version for one in self.sessions[shard :: len(self.shards)]) for shard in range(len(self.shards))
         ]
         return max(self._decisions.last, min(heard))
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the round is, or is being, committed early, and goes on until `finish`."""
+        return self._unfinished or self._begins_early
 
     @property
     def is_current(self) -> bool:
@@ -383,7 +390,7 @@ class Client:
         applied = await self._attest() if self._asked_to_attest else ()
         ranges = to_ranges(present)
         measured = await self._measure(ranges) if self._is_measured and ranges and not (early or non_finite) else ()
-        self._unanswered, self.is_sealed = True, not early
+        self._unanswered, self.is_sealed, self._begins_early = True, not early, early
         body = m.Commit(
             round=self.round,
             hypers=hypers,
@@ -405,6 +412,8 @@ class Client:
         except UsageError:
             self.is_sealed = False  # nothing was committed
             raise
+        finally:
+            self._begins_early = False
         self._decisions.learn(committed.last, committed.decisions)
         self._learn_members(committed.members)
         self._unanswered = self.is_sealed = False

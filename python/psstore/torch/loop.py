@@ -299,6 +299,8 @@ class TrainingSession:
         try:
             if self.is_drained:
                 self.store.leave()
+            elif not self._has_met and self.store.is_promised:  # the others wait for this step, and don't come
+                _log.warning("rank %s ends in the middle of its step, which is torn for all workers", self.rank)
             elif not self._has_met:
                 if not is_clean or not self.is_over:
                     self.store.stop()
