@@ -91,8 +91,8 @@ class FutureAsker final : public PyAsker {
   const py::object table_;
   const py::object message_;
   const py::object memory_;
-  std::shared_ptr<py::object> kept_ =
-      nullptr;  // what was in `memory_`, once it is its owner's again
+  // What was in `memory_`, once it is its owner's again.
+  std::shared_ptr<py::object> kept_ = nullptr;
 };
 
 const FutureAsker* one_future(const Request& request) {

@@ -320,53 +320,48 @@ def test_a_step_that_waited_in_vain_can_be_taken_again() -> None:
     assert_same_bits(*models)
 
 
+def be_torn(local: psstore.LocalStore, committed: threading.Barrier) -> None:
+    """Rank 0, whose first round rank 1 leaves once both have committed it."""
+    model = deep()
+    with local.connect(rank=0) as store:
+        optimizer = eager(model, store)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        committed.wait(JOIN_S)
+        with pytest.raises(TornRound, match="rank 1"):
+            optimizer.step()
+        assert_same_bits(model, deep())
+
+
 def test_a_worker_that_is_lost_in_the_middle_tears_the_round() -> None:
-    models = [deep(), deep()]
+    model = deep()
     committed = threading.Barrier(2)
     with psstore.LocalStore(workers=2) as local:
 
-        def stay() -> None:
-            with local.connect(rank=0) as store:
-                optimizer = eager(models[0], store)
-                models[0](torch.ones(1, WIDTH)).sum().backward()
-                committed.wait(JOIN_S)
-                with pytest.raises(TornRound, match="rank 1"):
-                    optimizer.step()
-                assert_same_bits(models[0], deep())
-
         def go() -> None:
             with suppress(Lost), local.connect(rank=1) as store:
-                optimizer = eager(models[1], store)  # hooks end with their optimizer
-                models[1](torch.ones(1, WIDTH)).sum().backward()
+                optimizer = eager(model, store)  # hooks end with their optimizer
+                model(torch.ones(1, WIDTH)).sum().backward()
                 committed.wait(JOIN_S)
                 until(lambda: store.version == 1)
                 assert not optimizer.skipped
                 raise Lost
 
-        in_threads([stay, go])
+        in_threads([partial(be_torn, local, committed), go])
 
 
 def test_a_session_that_an_error_ends_in_the_middle_waits_for_nobody() -> None:
-    models = [deep(), deep()]
+    model = deep()
     committed = threading.Barrier(2)
     with psstore.LocalStore(workers=2) as local:
 
-        def stay() -> None:
-            with local.connect(rank=0) as store:
-                optimizer = eager(models[0], store)
-                models[0](torch.ones(1, WIDTH)).sum().backward()
-                committed.wait(JOIN_S)
-                with pytest.raises(TornRound, match="rank 1"):
-                    optimizer.step()
-
         def go() -> None:
             with suppress(Lost), local.connect(rank=1) as store:
-                for _ in session(eager(models[1], store), log_every_s=None):
-                    models[1](torch.ones(1, WIDTH)).sum().backward()
+                for _ in session(eager(model, store), log_every_s=None):
+                    model(torch.ones(1, WIDTH)).sum().backward()
                     committed.wait(JOIN_S)
                     raise Lost
 
-        in_threads([stay, go])
+        in_threads([partial(be_torn, local, committed), go])
 
 
 class Lost(Exception):

@@ -132,9 +132,14 @@ def _numpy_dtype(array: np.ndarray[Any, Any]) -> str:
     return sendable(array.dtype.name, convert="array.astype")
 
 
+def is_masked(value: object) -> bool:
+    """Whether it says of some of its elements that they are none."""
+    return type(value) is not np.ndarray and bool(np.ma.is_masked(value))
+
+
 def _check_unmasked(array: np.ndarray[Any, Any]) -> None:
     """Raises BadArgument for an array that says of some of its elements that they are none."""
-    if type(array) is not np.ndarray and np.ma.is_masked(array):
+    if is_masked(array):
         raise BadArgument(
             "an array with masked elements can't be sent, nor pulled into: say what they are, as its filled(0) does"
         )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, Source, Target, fresh, source, target
+from psstore.client.arrays import Array, Source, Target, fresh, is_masked, source, target
 from psstore.client.compression.rows import KeptBack
 from psstore.client.context import Context
 from psstore.client.norms import Norm
@@ -283,7 +283,7 @@ def ids_of(what: str, value: Array) -> tuple[Ids, tuple[int, ...]]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
-    if type(value) is not np.ndarray and np.ma.is_masked(value):
+    if is_masked(value):
         raise BadArgument(f"{what}: ids are masked; expected integers in [0, 2^64)")
     array = np.asarray(value)
     if array.size == 0 and not isinstance(value, np.ndarray):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from psstore.errors import DeadlineExceeded, PsstoreError
 from psstore.protocol.membership import Membership
 from psstore.protocol.replies import Reply
-from psstore.wire.messages import Join, Joined, Members, members_after
+from psstore.wire.messages import Join, Joined, Members, change_of_members, members_after
 
 MAX_TOLD = 1 << 20
 """Numbers that are told of the log at once, beside whatever else is in the message: 5 MiB at most."""
@@ -158,8 +158,7 @@ class Roster:
         members = tuple(sorted({*self._membership.expected(), *(arrival.rank for arrival in self._let_in)}))
         if absent or members != self._members:
             before, after = set(self._members), set(members)
-            came, went = tuple(sorted(after - before)), tuple(sorted(before - after))
-            self.log.append(Members(version=number, came=came, went=went, absent=absent))
+            self.log.append(change_of_members(number, before=before, after=after, absent=absent))
             self._members = members
 
     def _open(self) -> None:

@@ -22,7 +22,7 @@ from psstore.protocol.membership import Worker
 from psstore.protocol.rounds import Closed
 from psstore.protocol.states import WorkerState
 from psstore.types import Tensor
-from psstore.wire.messages import Members, Refusal
+from psstore.wire.messages import Members, Refusal, change_of_members
 
 LINEAGE = "lineage"
 """Entry of `StoreState.extra`: id of the first of the runs of which each was restored from the one before."""
@@ -100,12 +100,13 @@ def placed(state: StoreState, *, num_shards: int) -> list[Tensor]:
 def _member_log(records: Sequence[MembersRecord]) -> list[Members]:
     log: list[Members] = []
     there: set[int] = set()
+    """All members by the last entry, where a checkpoint says them in each."""
     for one in records:
-        came, went = set(one.came), set(one.went)
-        if one.members is not None:
-            came, went = set(one.members) - there, there - set(one.members)
-        there = there - went | came
-        log.append(Members(version=one.version, came=tuple(sorted(came)), went=tuple(sorted(went)), absent=one.absent))
+        if one.members is None:
+            log.append(Members(version=one.version, came=one.came, went=one.went, absent=one.absent))
+        else:
+            before, there = there, set(one.members)
+            log.append(change_of_members(one.version, before=before, after=there, absent=one.absent))
     return log
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -403,6 +403,12 @@ class Members(Message, frozen=True, kw_only=True, array_like=True):
     """Ranks that take part no longer."""
     absent: tuple[int, ...] = ()
     """Ranks that were to take part in its own round, and are not in it."""
+
+
+def change_of_members(version: int, *, before: Set[int], after: Set[int], absent: tuple[int, ...] = ()) -> Members:
+    """What `members_after` takes from the one to the other."""
+    came, went = tuple(sorted(after - before)), tuple(sorted(before - after))
+    return Members(version=version, came=came, went=went, absent=absent)
 
 
 def members_after(members: Iterable[int], changes: Iterable[Members]) -> tuple[int, ...]:
