@@ -43,6 +43,7 @@ from psstore.protocol.rounds import ATTEST_EVERY
 from psstore.types import TensorSpec
 from psstore.wire import messages as m
 from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
+from tests.support.free_ports import consecutive_ports, free_ports
 from tests.support.server_process import StoreProcess, eventually
 
 
@@ -55,15 +56,9 @@ def cluster(loop_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]
 # ---- stores that are not there ----------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.mark.sockets
 def test_unreachable_store_says_where_how_long_and_what_to_do(tmp_path: Path) -> None:
-    for url in (f"ps://127.0.0.1:{free_port()}", f"unix://{tmp_path}/none"):
+    for url in (f"ps://127.0.0.1:{free_ports(1)[0]}", f"unix://{tmp_path}/none"):
         with pytest.raises(StoreUnreachable, match="psstore-server") as caught:
             psstore.connect(url, connect_timeout_s=0.2)
         assert caught.value.details["address"] == url
@@ -191,7 +186,7 @@ def test_peer_that_answers_what_nobody_understands_is_given_up_at_once() -> None
 
 @pytest.mark.sockets
 def test_store_that_comes_late_is_waited_for() -> None:
-    port = free_port()
+    port = consecutive_ports(2)
     with clusters("unix") as start:
         arriving = threading.Timer(0.3, lambda: started.append(start("--port", str(port))))
         started: list[Cluster] = []
@@ -526,7 +521,7 @@ def test_interrupt_while_connecting_leaves_nothing_behind() -> None:
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        psstore.connect(f"ps://127.0.0.1:{free_port()}", connect_timeout_s=PATIENCE_S)
+        psstore.connect(f"ps://127.0.0.1:{free_ports(1)[0]}", connect_timeout_s=PATIENCE_S)
     timer.join()
     assert threading.active_count() == threads
 

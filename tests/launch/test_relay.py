@@ -25,7 +25,7 @@ from psstore.errors import DeadlineExceeded, PsstoreError, StoreUnreachable
 from psstore.launch.relay import Relay
 from tests.support.between_frames import between_frames
 from tests.support.cluster import PATIENCE_S, SHM, clusters
-from tests.support.free_ports import free_ports
+from tests.support.free_ports import consecutive_ports, free_ports
 from tests.support.server_process import END_S, StoreProcess, reshard
 
 F32 = np.float32
@@ -245,7 +245,7 @@ def until(reader: FollowingReader, number: int) -> None:
 @pytest.mark.sockets
 @pytest.mark.one_loop
 def test_the_command_serves_what_another_store_has_and_waits_for_it(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
+    port = consecutive_ports(2)
     followed = ("--checkpoint", str(tmp_path), "--restore", "auto", "--host", "127.0.0.1")
     with ExitStack() as ends:
         store = ends.enter_context(StoreProcess("--shards", "2", *followed, port=port))

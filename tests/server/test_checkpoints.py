@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -349,12 +348,7 @@ def test_shards_of_several_hosts_are_written_and_restored(tmp_path: Path) -> Non
 def hosts(count: int, token: Path, *flags: str) -> Iterator[list[StoreProcess]]:
     """A store of so many shards, each of which is started by itself."""
     with contextlib.ExitStack() as ends:
-        bound = [ends.enter_context(socket.socket()) for _ in range(count)]
-        for one in bound:
-            one.bind(("127.0.0.1", 0))
-        places = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in bound)
-        for one in bound:
-            one.close()
+        places = ",".join(f"127.0.0.1:{port}" for port in free_ports(count))
         shards = [
             StoreProcess(
                 "--shards-at", places, "--shard-index", str(index), "--token-file", str(token), *flags, port=None

@@ -20,7 +20,7 @@ from psstore.errors import RolledBack, StoreUnreachable
 from psstore.server.other_member import refuses
 from tests.server.test_checkpoints import SHAPES, served, step, training
 from tests.support.cluster import PATIENCE_S
-from tests.support.free_ports import free_ports
+from tests.support.free_ports import consecutive_ports
 from tests.support.server_process import END_S, StoreProcess, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 def test_a_reader_of_a_store_that_goes_back_reads_it_whole_and_says_so(tmp_path: Path) -> None:
     flags = ("--checkpoint", str(tmp_path / "run"))
-    (port,) = free_ports(1)
+    port = consecutive_ports(2)
     with ExitStack() as ends, served(*flags, shards=2, port=port) as first, training(first) as worker:
         reader = ends.enter_context(psstore.follow(first.url, list(SHAPES), timeout_s=PATIENCE_S))
         step(worker, 1)

@@ -38,7 +38,7 @@ from psstore.server.supervisor import Supervisor
 from psstore.wire.messages import Welcome
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.fork_server import ServedPopen
-from tests.support.free_ports import free_ports
+from tests.support.free_ports import consecutive_ports, free_ports
 from tests.support.server_process import POLL_S, StoreProcess, eventually, reshard, reshard_command
 
 F32 = np.float32
@@ -178,24 +178,20 @@ def test_who_connects_meanwhile_is_a_client_of_the_store_that_goes_on(monkeypatc
 
 @pytest.mark.one_loop
 def test_a_port_that_is_taken_is_said_before_anybody_waits() -> None:
-    with socket.socket() as other:
-        for port in free_ports(20):
-            with contextlib.suppress(OSError):
-                other.bind(("127.0.0.1", port + 1))
-                break
-        other.listen()
-        with (
-            StoreProcess(port=port) as process,
-            psstore.connect(process.url, wait_s=PATIENCE_S) as store,
-        ):
-            training = Training(store)
-            training.step()
-            said = psstore_reshard(process.url, 2)
-            assert said.returncode == EXIT_MISSING
-            assert f"port {port + 1} is taken" in said.stderr
-            training.step()
-            training.check()
-            assert not training.at
+    port = consecutive_ports(2)
+    with (
+        socket.create_server(("127.0.0.1", port + 1)),
+        StoreProcess(port=port) as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        training = Training(store)
+        training.step()
+        said = psstore_reshard(process.url, 2)
+        assert said.returncode == EXIT_MISSING
+        assert f"port {port + 1} is taken" in said.stderr
+        training.step()
+        training.check()
+        assert not training.at
 
 
 def stopped_writer(process: StoreProcess) -> psutil.Process:
@@ -370,12 +366,8 @@ def test_a_store_whose_shards_have_hosts_of_their_own_says_what_to_do_instead(tm
     token = tmp_path / "token"
     token.write_text("t" * 40)
     token.chmod(0o600)
-    with socket.socket() as one, socket.socket() as two:
-        places = []
-        for probe in (one, two):
-            probe.bind(("127.0.0.1", 0))
-            places.append(f"127.0.0.1:{probe.getsockname()[1]}")
-    flags = ("--shards-at", ",".join(places), "--token-file", str(token))
+    places = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    flags = ("--shards-at", places, "--token-file", str(token))
     environ = {"PSSTORE_TOKEN_FILE": str(token)}
     others = StoreProcess(*flags, "--shard-index", "1", port=None)
     try:
@@ -425,7 +417,7 @@ def test_a_standby_that_has_taken_over_is_not_told_what_became_of_an_attempt_tha
 
 @pytest.mark.one_loop
 def test_a_wish_that_comes_while_other_shards_begin_is_granted_when_all_are_ready() -> None:
-    port = free_ports(1)[0]
+    port = consecutive_ports(3)
     address = f"ps://127.0.0.1:{port}"
     process = StoreProcess("--shards", "2", port=port)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from psstore.net.client import LAST_BACKOFF_S
 from psstore.server.processes import ShortLives
 from tests.chaos import disk
 from tests.support.cluster import PATIENCE_S, TO_SHARDS
+from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 F32 = np.float32
@@ -277,10 +277,7 @@ class Hosts:
         self.token.write_text("a secret that both of them have")
         self.token.chmod(0o600)
         self._place = str(folder / "run")
-        with socket.socket() as one, socket.socket() as two:
-            for sock in (one, two):
-                sock.bind(("127.0.0.1", 0))
-            self._places = ",".join(f"127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two))
+        self._places = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
         self.shards = [self.start(index) for index in range(2)]
         assert all(shard.wait_ready() for shard in self.shards), [shard.log() for shard in self.shards]
 

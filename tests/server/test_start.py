@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import socket
 import subprocess
@@ -13,29 +12,12 @@ import psutil
 import pytest
 
 from psstore.net.user_token import find
+from tests.support.free_ports import consecutive_ports
 from tests.support.raw_client import RawClient
 from tests.support.server_process import StoreProcess, failed_start
 
 NOT_STARTED = 3
 pytestmark = pytest.mark.sockets
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that are free now, drawn: others may have ports told that nobody binds."""
-    bases = range(20_000, 30_000, count)
-    for base in random.SystemRandom().sample(bases, len(bases)):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for index, sock in enumerate(sockets):
-                sock.bind(("127.0.0.1", base + index))
-        except OSError:
-            continue
-        else:
-            return base
-        finally:
-            for sock in sockets:
-                sock.close()
-    raise AssertionError("no free ports")
 
 
 # ---- it starts --------------------------------------------------------------------------------------
@@ -65,7 +47,7 @@ def test_every_shard_answers_with_the_map_of_all() -> None:
 
 @pytest.mark.one_loop
 def test_shard_i_listens_on_port_plus_i() -> None:
-    port = free_ports(3)
+    port = consecutive_ports(3)
     with StoreProcess("--shards", "3", port=port) as store:
         assert store.addresses == [f"ps://127.0.0.1:{port + index}" for index in range(3)]
 
@@ -87,7 +69,7 @@ def test_host_that_means_all_is_advertised_as_one_that_can_be_reached(tmp_path: 
 @pytest.mark.parametrize("each", [False, True])
 def test_clients_are_told_other_addresses_than_those_that_are_listened_at(each: bool) -> None:
     """As behind NAT, a proxy or a service of Kubernetes; who comes there on this machine finds the user's token."""
-    outside = free_ports(2)
+    outside = consecutive_ports(2)
     told = [f"ps://127.0.0.1:{outside + index}" for index in range(2)]
     advertise = ",".join(address.removeprefix("ps://") for address in (told if each else told[:1]))
     with StoreProcess("--shards", "2", "--advertise", advertise) as store:
@@ -175,7 +157,7 @@ def test_uds_never_replaces_a_file(tmp_path: Path) -> None:
 @pytest.mark.one_loop
 @pytest.mark.parametrize("taken", [0, 1])
 def test_taken_port_is_named_with_its_owner_and_nothing_is_left(taken: int) -> None:
-    port = free_ports(2)
+    port = consecutive_ports(2)
     with socket.create_server(("127.0.0.1", port + taken)):
         status, said = failed_start("--shards", "2", port=port)
     assert status == NOT_STARTED
@@ -189,7 +171,7 @@ def test_taken_port_is_named_with_its_owner_and_nothing_is_left(taken: int) -> N
 
 @pytest.mark.one_loop
 def test_no_other_port_is_advised_where_clients_are_told_which_it_is(tmp_path: Path) -> None:
-    port, token = free_ports(1), tmp_path / "token"
+    port, token = consecutive_ports(1), tmp_path / "token"
     token.touch(0o600)
     token.write_text(32 * "t")
     with socket.create_server(("127.0.0.1", port)):

@@ -22,3 +22,14 @@ def free_ports(count: int) -> list[int]:
             if len(found) == count:
                 return found
     raise AssertionError(f"{PORTS} has no {count} free ports")
+
+
+def consecutive_ports(count: int) -> int:
+    """Draws a port of 127.0.0.1 that is free now, as are the `count` - 1 after it."""
+    bases = range(PORTS.start, PORTS.stop - count, count)
+    for base in random.SystemRandom().sample(bases, len(bases)):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):  # one is another's
+            for port in range(base, base + count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return base
+    raise AssertionError(f"{PORTS} has no {count} consecutive free ports")
