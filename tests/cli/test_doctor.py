@@ -26,6 +26,7 @@ from psstore.launch.diagnosis import Finding, Here, ShardAnswers, diagnose
 from psstore.launch.examining import examine
 from psstore.net import client
 from tests.support.certificates import TestCA
+from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -89,8 +90,8 @@ class Stores:
         return process, told
 
     def _start_guarded(self) -> str:
-        flags = ("--token-file", str(token_file(self.folder, "r")), "--advertise", f"127.0.0.1:{closed_port()}")
-        port = closed_port()
+        flags = ("--token-file", str(token_file(self.folder, "r")), "--advertise", f"127.0.0.1:{free_ports(1)[0]}")
+        port = free_ports(1)[0]
         self._ends.enter_context(StoreProcess(*flags, port=port))
         return f"ps://127.0.0.1:{port}"
 
@@ -115,11 +116,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
         yield Stores(tmp_path_factory.mktemp("stores"), ends)
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 # ---- how a fault is made: what is found then ----
 
 Seed = Callable[[Stores], list[Finding]]
@@ -132,7 +128,7 @@ def found_at(url: str, **files: Path) -> list[Finding]:
 
 
 def nobody_there(_: Stores) -> list[Finding]:
-    return found_at(f"ps://127.0.0.1:{closed_port()}")
+    return found_at(f"ps://127.0.0.1:{free_ports(1)[0]}")
 
 
 def somebody_else_there(answer: bytes | None) -> Seed:
@@ -326,7 +322,7 @@ def test_a_store_that_is_well_is_said_to_be(stores: Stores) -> None:
 
 
 def test_a_fault_is_said_with_what_mends_it_below(stores: Stores) -> None:
-    url = f"ps://127.0.0.1:{closed_port()}"
+    url = f"ps://127.0.0.1:{free_ports(1)[0]}"
     code, text = doctor(url)
     assert code == 1
     assert text.startswith(f"unreachable: nothing answers at {url} from here")
