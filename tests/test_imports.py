@@ -210,7 +210,7 @@ CPP_ARROWS: dict[str, set[str]] = {
         "server",
     },
 }
-"""Directory of csrc (or csrc/shard.*) -> those whose headers it may include, besides its own."""
+"""Directory of csrc -> those whose headers it may include, besides its own."""
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 

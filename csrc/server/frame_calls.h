@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "shard.h"
+#include "shard/shard.h"
 #include "wire/frame.h"
 
 namespace psstore {

@@ -11,7 +11,7 @@
 #include <optional>
 #include <random>
 
-#include "shard.h"
+#include "shard/shard.h"
 #include "shard_support.h"
 #include "table/published.h"
 

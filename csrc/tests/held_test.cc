@@ -1,5 +1,5 @@
 // A shard whose last decision leaves something open: who waits, for what, and what the others see.
-#include "shard.h"
+#include "shard/shard.h"
 #include "shard_support.h"
 
 namespace psstore::testing {

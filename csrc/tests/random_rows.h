@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "shard.h"
+#include "shard/shard.h"
 
 namespace psstore::testing {
 

@@ -1,7 +1,7 @@
 // A shard and short ways to send it slices: what the server does with frames, without frames.
 #pragma once
 
-#include "shard.h"
+#include "shard/shard.h"
 #include "table_support.h"
 
 namespace psstore::testing {

@@ -1,5 +1,5 @@
 // A shard as the server drives it: admission, exactly-once, decisions, reads.
-#include "shard.h"
+#include "shard/shard.h"
 
 #include <cstring>
 #include <limits>

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "random_floats.h"
-#include "shard.h"
+#include "shard/shard.h"
 #include "table_support.h"
 
 namespace psstore::testing {
