@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import secrets
 import selectors
 import socket
@@ -26,8 +25,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
-
-import msgspec
 
 from psstore.config import TOKEN_RECIPE, Credentials, read_tokens
 from psstore.errors import AvailabilityError, BadArgument, StorageError
@@ -48,6 +45,7 @@ from psstore.server.processes import (
     ShardProcess,
     Signals,
 )
+from psstore.server.ready_line import announce, ready_line
 from psstore.server.resharding import Resharding, Reshardings
 from psstore.server.settings import (
     LEASE_S,
@@ -62,7 +60,7 @@ from psstore.server.settings import (
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site, open_site
 from psstore.server.temporary_place import sweep
-from psstore.types import place_shards, workers_text
+from psstore.types import place_shards
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.apart_group import ApartGroup
@@ -98,41 +96,6 @@ STOP_S = ServerLimits().linger_s + 2.0
 """How long they may take to drain: their connections' time to linger, and a little for the process itself."""
 
 _log = logging.getLogger("psstore.supervisor")
-
-
-class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--ready-fd` is told, as one line of JSON."""
-
-    url: str
-    """The address that a client needs: of shard 0."""
-    shards: tuple[tuple[str, ...], ...]
-    """All addresses of each shard."""
-    store: str
-    mode: str
-    workers: int | str
-    pid: int
-    index: int | None = None
-    """Index of the one shard that runs here, if the others have other hosts."""
-    standby: bool = False
-    """What runs here is a standby of that shard."""
-    metrics: str | None = None
-    """Where /metrics, /livez and /readyz are answered; None: nowhere."""
-
-    def __str__(self) -> str:
-        workers = "1 worker" if self.workers == 1 else f"{str(self.workers).replace(':', ' to ')} workers"
-        metrics = "" if self.metrics is None else f"; metrics at {self.metrics}/metrics"
-        if self.index is not None:
-            what = "standby of shard" if self.standby else "shard"
-            place = f"{what} {self.index} of {len(self.shards)} at {self.shards[self.index][-1 if self.standby else 0]}"
-            return f"psstore-server ready: {place} ({self.mode}, {workers}{metrics})"
-        places = " ".join(_short(addresses) for addresses in self.shards)
-        shards = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
-        return f"psstore-server ready: {self.url} ({shards}: {places}; {self.mode}, {workers}{metrics})"
-
-
-def _short(addresses: tuple[str, ...]) -> str:
-    """'5700', '/run/store' or '/run/store+5700'."""
-    return "+".join(a.removeprefix("unix://") if a.startswith("unix") else a.rpartition(":")[2] for a in addresses)
 
 
 @dataclass(frozen=True)
@@ -883,19 +846,11 @@ class Supervisor:
             _log.warning("the store serves again, from version %d on", version)
             return
         self._is_announced = True
-        terms = self._settings.consistency()
-        ready = ReadyLine(
-            url=site.url,
-            shards=site.addresses,
+        ready = ready_line(
+            self._settings,
+            site,
             store=self._store,
-            mode=terms.mode,
-            workers=workers_text(terms) if terms.elastic else terms.num_workers,
-            pid=os.getpid(),
-            index=None if site.is_whole else site.first,
-            standby=self._groups is not None and not self._groups.leads,
+            is_standby=self._groups is not None and not self._groups.leads,
             metrics=self._metrics_url(),
         )
-        print(ready, file=out, flush=True)
-        if ready_fd is not None:
-            with os.fdopen(ready_fd, "wb") as pipe:
-                pipe.write(msgspec.json.encode(ready) + b"\n")
+        announce(ready, out=out, ready_fd=ready_fd)
