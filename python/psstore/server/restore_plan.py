@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psstore.checkpoint.place import open_place
 from psstore.errors import CheckpointNotFound
-from psstore.server.settings import RestoreFrom
+from psstore.server.store_life import RestoreFrom
 from psstore.server.store_state import LINEAGE
 
 AUTO = "auto"

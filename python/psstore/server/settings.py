@@ -18,6 +18,7 @@ from psstore.net.sockets import check_congestion_control
 from psstore.net.token_files import TokenSources
 from psstore.protocol.membership import OfLost
 from psstore.server.hosts import advertised_hosts, parse_hosts, split_hosts
+from psstore.server.store_life import RestoreFrom
 from psstore.types import UNBOUNDED, Consistency, grace_seconds, parse_workers, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -62,16 +63,6 @@ LEAD, WITHOUT = "lead", "without"
 
 def _text(description: str) -> Meta:
     return Meta(description=description)
-
-
-class RestoreFrom(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint that was found."""
-
-    url: str
-    """The place that it is in."""
-    version: int
-    lineage: str
-    """Lineage of the store that wrote it."""
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
@@ -53,12 +53,12 @@ from psstore.server.settings import (
     RESHARD,
     CheckpointSettings,
     Follows,
-    RestoreFrom,
     ServerSettings,
     ShardSettings,
 )
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site, open_site
+from psstore.server.store_life import Ending, RestoreFrom, StoreLife
 from psstore.server.temporary_place import sweep
 from psstore.types import place_shards
 
@@ -96,37 +96,6 @@ STOP_S = ServerLimits().linger_s + 2.0
 """How long they may take to drain: their connections' time to linger, and a little for the process itself."""
 
 _log = logging.getLogger("psstore.supervisor")
-
-
-@dataclass(frozen=True)
-class StoreLife:
-    """One life of a store: what all of its shards sign with, and the id of those that run here."""
-
-    store: str
-    signing_key: bytes
-    lineage: str
-    """Id of the first of the store's lives of which each was restored from the one before; '': this one."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Why it is over."""
-
-    status: int
-    reason: str | None = None
-    is_asked: bool = False
-    """A signal has said so."""
-    dead: str | None = None
-    """Which shards died, and how; or what another host's is lost by."""
-    written: int | None = None
-    """The version at which the store stands still and is written down, to go on with other shards."""
-
-    @staticmethod
-    def heard(news: PeerEvent) -> Ending:
-        """From other hosts."""
-        if news.reason is None:
-            return Ending(EXIT_OK)
-        return Ending(EXIT_FAILED, news.reason, dead=news.reason if news.is_lost else None)
 
 
 class Supervisor:

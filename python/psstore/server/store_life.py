@@ -1,0 +1,54 @@
+"""One life of a store: what it begins with, and why it is over. Another one may follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from psstore.exit_codes import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from psstore.server.peer_monitor import PeerEvent
+
+
+class RestoreFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint that was found."""
+
+    url: str
+    """The place that it is in."""
+    version: int
+    lineage: str
+    """Lineage of the store that wrote it."""
+
+
+@dataclass(frozen=True)
+class StoreLife:
+    """One life of a store: what all of its shards sign with, and the id of those that run here."""
+
+    store: str
+    signing_key: bytes
+    lineage: str
+    """Id of the first of the store's lives of which each was restored from the one before; '': this one."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why it is over."""
+
+    status: int
+    reason: str | None = None
+    is_asked: bool = False
+    """A signal has said so."""
+    dead: str | None = None
+    """Which shards died, and how; or what another host's is lost by."""
+    written: int | None = None
+    """The version at which the store stands still and is written down, to go on with other shards."""
+
+    @staticmethod
+    def heard(news: PeerEvent) -> Ending:
+        """From other hosts."""
+        if news.reason is None:
+            return Ending(EXIT_OK)
+        return Ending(EXIT_FAILED, news.reason, dead=news.reason if news.is_lost else None)
