@@ -20,7 +20,7 @@ from psstore.protocol.election import Succession
 from psstore.server import apart_group
 from psstore.server.apart_group import ApartGroup
 from psstore.server.other_member import look_at
-from psstore.server.settings import CUT, IN_SYNC, LOST, RETIRED, WITHOUT
+from psstore.server.pipe_words import CUT, IN_SYNC, LOST, RETIRED, WITHOUT
 from psstore.server.voting import vote
 from tests.support.server_process import eventually
 

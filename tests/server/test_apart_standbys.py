@@ -23,7 +23,7 @@ from psstore.client.store import Store
 from psstore.config import Credentials
 from psstore.net.address import parse_addresses
 from psstore.server.other_member import look_at, why_not_begin
-from psstore.server.settings import LEASE_S
+from psstore.server.shard_settings import LEASE_S
 from psstore.server.site import Site
 from tests.launch.test_metrics import get
 from tests.server.test_standbys import ELEMS, await_standbys, create, expected, leader, train

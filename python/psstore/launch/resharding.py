@@ -17,8 +17,8 @@ from psstore.launch.supervised import take_duty
 from psstore.net.address import parse_addresses
 from psstore.server import logs
 from psstore.server.orders import report
+from psstore.server.pipe_words import NOT_WRITTEN, WRITTEN
 from psstore.server.processes import ReshardDuty
-from psstore.server.settings import NOT_WRITTEN, WRITTEN
 
 WRITE_S = 600.0
 """How long all of it may take. Nobody is told anything meanwhile."""

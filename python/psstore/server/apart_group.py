@@ -25,8 +25,8 @@ from psstore.config import Credentials
 from psstore.errors import PsstoreError
 from psstore.protocol.election import Succession
 from psstore.server.other_member import LOOK_S, FoundMember, look_at, promote
+from psstore.server.pipe_words import CUT, IN_SYNC, LEAD, LOST, OVER, READY, RETIRED, WITHOUT
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import CUT, IN_SYNC, LEAD, LOST, OVER, READY, RETIRED, WITHOUT
 from psstore.server.shard_group import FIRST_PAUSE_S, MAX_PAUSE_S
 from psstore.server.voting import Places, vote
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from psstore.release import __version__
-from psstore.server.settings import ShardSettings
+from psstore.server.shard_settings import ShardSettings
 
 
 def host_counters(settings: ShardSettings, *, max_connections: int) -> Callable[[], Mapping[str, int | float | str]]:

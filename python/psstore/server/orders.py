@@ -9,7 +9,7 @@ import select
 import sys
 from collections.abc import Callable
 
-from psstore.server.settings import LEAD, NOT_RESHARDED, OVER, STAND_STILL, WITHOUT
+from psstore.server.pipe_words import LEAD, NOT_RESHARDED, OVER, STAND_STILL, WITHOUT
 
 _log = logging.getLogger("psstore.server")
 

@@ -15,7 +15,9 @@ import msgspec
 from psstore.checkpoint.interval import CheckpointInterval
 from psstore.config import Credentials
 from psstore.exit_codes import signal_name
-from psstore.server.settings import NOT_WRITTEN, LogFormat, LogLevel, ShardSettings
+from psstore.server.pipe_words import NOT_WRITTEN
+from psstore.server.settings import LogFormat, LogLevel
+from psstore.server.shard_settings import ShardSettings
 
 
 def requests_to_end() -> list[signal.Signals]:

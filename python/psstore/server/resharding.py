@@ -19,8 +19,9 @@ import msgspec
 from psstore.config import Credentials
 from psstore.errors import BadArgument
 from psstore.net.address import TcpAddress
+from psstore.server.pipe_words import NOT_RESHARDED, STAND_STILL, WRITTEN
 from psstore.server.processes import ReshardDuty, ReshardProcess, ShardProcess
-from psstore.server.settings import NOT_RESHARDED, STAND_STILL, WRITTEN, ServerSettings
+from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site
 from psstore.server.temporary_place import TemporaryPlace

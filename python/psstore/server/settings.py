@@ -1,4 +1,4 @@
-"""What `psstore-server` can be told, and what of it each shard process is told."""
+"""What `psstore-server` can be told."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from psstore.net.sockets import check_congestion_control
 from psstore.net.token_files import TokenSources
 from psstore.protocol.membership import OfLost
 from psstore.server.hosts import advertised_hosts, parse_hosts, split_hosts
-from psstore.server.store_life import RestoreFrom
 from psstore.types import UNBOUNDED, Consistency, grace_seconds, parse_workers, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -27,57 +26,8 @@ Loop = Literal["auto", "uvloop", "asyncio"]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-READY = "ready"
-"""What a shard reports, with its version, when it serves; anything else before that is why it can't."""
-
-IN_SYNC, LOST = "in-sync", "lost"
-"""What a shard reports, with the client that its standby is: from now on that one may lead; it is out of reach."""
-
-RETIRED = "retired"
-"""What a shard reports, with the client that its standby was: that one ends, or is dead by the word of an operator, and
-is done without."""
-
-OVER = "over"
-"""What a shard is told, and its standby reports: the workers are done, and the store ends on all hosts."""
-
-CUT = "cut"
-"""What a standby reports that may lead, with the seconds before others may be asked whether it does: it has lost its
-shard, which may be dead."""
-
-LEASE_S = 3.0
-"""How long after its standby's last answer a shard tells others anything, where other shards say who leads. A process
-that gets no processor for so long is done without."""
-
-RESHARD = "reshard"
-"""What shard 0 reports, with the number of shards that somebody wants."""
-
-STAND_STILL, NOT_RESHARDED = "stand-still", "not-resharded"
-"""What shards are told then: the client that has them stand still; why they go on as they were."""
-
-WRITTEN, NOT_WRITTEN = "written", "not-written"
-"""What is reported by who writes down a store that stands still, with the version or the reason."""
-
-LEAD, WITHOUT = "lead", "without"
-"""What a shard is told: to lead, as a standby; that the standby which is that client will never do so."""
-
-
 def _text(description: str) -> Meta:
     return Meta(description=description)
-
-
-class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shard process is told about checkpoints."""
-
-    url: str | None = None
-    keep: int = 3
-    full_every: int = 1
-    every_s: float | None = None
-    """How often they are to be written, if that is by the clock."""
-    any_place: bool = False
-    """Clients may name another place than `url`."""
-    restore: RestoreFrom | None = None
-    goes_on: bool = False
-    """The store has served before: it does again while its place can't be had, to the workers that have not left."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -434,68 +384,3 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f" {self.staleness}: that is {chosen.mode!r}; leave out one of them"
             )
         return chosen
-
-
-class Follows(msgspec.Struct, frozen=True, kw_only=True):
-    """What a standby is told."""
-
-    address: str
-    """Its shard's, as this host reaches it."""
-    client: str
-    """The client id that it connects with."""
-    place: str = ""
-    """Where this process listens, if its shard is on another host: for who says that it is to lead. Whoever followed
-    from there before is dead. '': it listens where its shard did, once that is dead."""
-
-
-class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor tells one shard process through its stdin: secrets never stand on a command line."""
-
-    index: int
-    store: str
-    """Id of this run of the store."""
-    signing_key: bytes
-    tokens: TokenSources
-    certificates: Credentials | None
-    """None: what comes by TCP does so without TLS."""
-    credentials: Credentials
-    """What it connects to its shard with, as a standby."""
-    for_all_users: bool
-    """The token was given to the store: other users of this machine may have it, too."""
-    lineage: str
-    """Id of the first of the runs of which each was restored from the one before, as shard 0 has it; '': this one."""
-    returns: bool
-    """The store starts again by itself when a shard dies."""
-    addresses: tuple[tuple[str, ...], ...]
-    """All addresses of every shard."""
-    is_whole: bool
-    """All shards are children of one supervisor, which can have the store go on with another number of them."""
-    sockets: tuple[int, ...]
-    """Inherited file descriptors of this shard's bound sockets; on shard 0 also those of shards that are no more."""
-    standbys: int
-    """How many the shard is to have."""
-    lease_s: float | None
-    """See StandbyList; None: no vote makes a standby lead."""
-    follows: Follows | None
-    """The process is a standby, and serves only once it leads."""
-    consistency: Consistency
-    heartbeat_s: float
-    silence_s: float
-    rejoin_s: float
-    lost: OfLost
-    device: str
-    num_sharing: int
-    """Shards of this host that share the device, this one included."""
-    max_memory_bytes: int
-    """Main memory that this shard may take."""
-    max_kept_bytes: int
-    """The part of it that older versions may take while snapshots read them."""
-    max_store_bytes: int | None
-    """What all values together may take, as far as this host can tell."""
-    checkpoint: CheckpointSettings
-    refuse_non_finite: bool
-    max_connections: int
-    busy_poll_us: float
-    loop: Loop
-    log_level: LogLevel
-    log_format: LogFormat

@@ -46,21 +46,11 @@ from psstore.server.host_counters import host_counters
 from psstore.server.leave import leave
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
+from psstore.server.pipe_words import CUT, IN_SYNC, LOST, OVER, READY, RESHARD, RETIRED
 from psstore.server.refusal_log import RefusalLog
 from psstore.server.restoring import restore
-from psstore.server.settings import (
-    CUT,
-    IN_SYNC,
-    LOST,
-    OVER,
-    READY,
-    RESHARD,
-    RETIRED,
-    CheckpointSettings,
-    Follows,
-    ShardSettings,
-)
 from psstore.server.shard_saver import ShardSaver
+from psstore.server.shard_settings import CheckpointSettings, Follows, ShardSettings
 
 RETIRE_S = 1.0
 """How long a standby that ends waits until its shard has heard so."""

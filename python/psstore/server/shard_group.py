@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from psstore.server.pipe_words import IN_SYNC, LEAD, LOST, OVER, READY, RESHARD, RETIRED, WITHOUT
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import IN_SYNC, LEAD, LOST, OVER, READY, RESHARD, RETIRED, WITHOUT
 
 STOPPED_S = 2.0
 """How long a process may stand still, as the system says, before it is done without."""

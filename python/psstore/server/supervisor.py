@@ -36,6 +36,7 @@ from psstore.net.user_token import UserToken
 from psstore.server import keys
 from psstore.server.kept_companion import KeptCompanion
 from psstore.server.listening import LOOPBACKS, bind_tcp
+from psstore.server.pipe_words import READY, RESHARD
 from psstore.server.processes import (
     CheckpointDuty,
     CheckpointProcess,
@@ -47,20 +48,12 @@ from psstore.server.processes import (
 )
 from psstore.server.ready_line import announce, ready_line
 from psstore.server.resharding import Resharding, Reshardings
-from psstore.server.settings import (
-    LEASE_S,
-    READY,
-    RESHARD,
-    CheckpointSettings,
-    Follows,
-    ServerSettings,
-    ShardSettings,
-)
+from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
+from psstore.server.shard_settings import Follows, ShardSettings, shard_settings
 from psstore.server.site import Site, open_site
 from psstore.server.store_life import Ending, RestoreFrom, StoreLife
 from psstore.server.temporary_place import sweep
-from psstore.types import place_shards
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.apart_group import ApartGroup
@@ -757,55 +750,15 @@ class Supervisor:
     # ---- what the children and the world are told ----
 
     def _shard_settings(self, site: Site, life: StoreLife, index: int, follows: Follows | None = None) -> ShardSettings:
-        """`follows`: of a standby."""
-        settings = self._settings
-        devices = place_shards(settings.device, len(site.endpoints))
-        max_memory_bytes = settings.max_memory_bytes()
-        num_processes = len(site.endpoints) * (1 + settings.standbys)
-        device = devices[index - site.first]
-        return ShardSettings(
-            index=index,
-            store=life.store,
-            lineage=life.lineage,
-            returns=settings.restarts > 0,
-            signing_key=life.signing_key,
-            tokens=settings.token_sources(self._own_token),
-            certificates=settings.certificates() if settings.has_tls() else None,
-            credentials=self._credentials,
-            for_all_users=settings.token_file is not None,
-            addresses=site.addresses,
-            is_whole=site.is_whole,
-            sockets=site.sockets(index),
-            standbys=settings.standbys,
-            lease_s=None if site.other is None else LEASE_S,
+        return shard_settings(
+            self._settings,
+            site,
+            life,
+            index,
+            own_token=self._own_token,
+            restore=self._restore,
+            goes_on=self._is_announced,
             follows=follows,
-            consistency=settings.consistency(),
-            heartbeat_s=settings.heartbeat_s,
-            silence_s=settings.silence_s,
-            rejoin_s=settings.rejoin_s,
-            lost=settings.of_lost(),
-            device=device,
-            num_sharing=devices.count(device),
-            max_memory_bytes=max_memory_bytes // num_processes,
-            max_kept_bytes=settings.snapshot_memory_bytes() // num_processes,
-            max_store_bytes=max_memory_bytes // (1 + settings.standbys)
-            if site.is_whole and set(devices) == {"cpu"}
-            else None,
-            checkpoint=CheckpointSettings(
-                url=settings.checkpoint,
-                keep=settings.keep,
-                full_every=settings.full_every,
-                every_s=settings.checkpoint_interval().seconds if settings.checkpoint is not None else None,
-                any_place=settings.token_file is None,
-                restore=self._restore,
-                goes_on=self._is_announced,
-            ),
-            refuse_non_finite=settings.refuse_non_finite,
-            max_connections=settings.max_connections,
-            busy_poll_us=settings.busy_poll_us,
-            loop=settings.loop,
-            log_level=settings.log_level,
-            log_format=settings.log_format,
         )
 
     def _announce(self, site: Site, *, out: TextIO, ready_fd: int | None) -> None:
