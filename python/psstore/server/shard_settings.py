@@ -15,6 +15,7 @@ from psstore.types import Consistency, place_shards
 
 if TYPE_CHECKING:  # a shard's process does without
     from psstore.server.site import Site
+    from psstore.server.store_token import StoreToken
 
 LEASE_S = 3.0
 """How long after its standby's last answer a shard tells others anything, where other shards say who leads. A process
@@ -107,12 +108,12 @@ def shard_settings(
     life: StoreLife,
     index: int,
     *,
-    own_token: bytes | None,
+    token: StoreToken,
     restore: RestoreFrom | None,
     goes_on: bool,
     follows: Follows | None,
 ) -> ShardSettings:
-    """`own_token`: was made for this store, which was given none. `follows`: of a standby."""
+    """`follows`: of a standby."""
     devices = place_shards(settings.device, len(site.endpoints))
     max_memory_bytes = settings.max_memory_bytes()
     num_processes = len(site.endpoints) * (1 + settings.standbys)
@@ -123,9 +124,9 @@ def shard_settings(
         lineage=life.lineage,
         returns=settings.restarts > 0,
         signing_key=life.signing_key,
-        tokens=settings.token_sources(own_token),
+        tokens=settings.token_sources(token.own),
         certificates=settings.certificates() if settings.has_tls() else None,
-        credentials=settings.credentials(own_token),
+        credentials=token.credentials,
         for_all_users=settings.token_file is not None,
         addresses=site.addresses,
         is_whole=site.is_whole,

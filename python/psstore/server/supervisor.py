@@ -23,17 +23,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
-from psstore.config import TOKEN_RECIPE, Credentials, read_tokens
 from psstore.errors import AvailabilityError, BadArgument, StorageError
 from psstore.exit_codes import EXIT_FAILED, EXIT_OK
-from psstore.net.address import TcpAddress, is_loopback
+from psstore.net.address import TcpAddress
 from psstore.net.limits import ServerLimits
-from psstore.net.token_files import TokenWatch
-from psstore.net.user_token import UserToken
-from psstore.server import keys
 from psstore.server.kept_companion import KeptCompanion
 from psstore.server.listening import LOOPBACKS, bind_tcp
 from psstore.server.pipe_words import READY, RESHARD
@@ -53,6 +48,7 @@ from psstore.server.shard_group import ShardGroups
 from psstore.server.shard_settings import Follows, ShardSettings, shard_settings
 from psstore.server.site import Site, open_site
 from psstore.server.store_life import Ending, RestoreFrom, StoreLife
+from psstore.server.store_token import StoreToken
 from psstore.server.temporary_place import sweep
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
@@ -98,14 +94,8 @@ class Supervisor:
         """`tcp`: where to listen, see site.tcp_address. Raises BadArgument."""
         settings.check()
         self._settings = settings
-        TokenWatch(settings.token_sources(None))  # for what is wrong with them
-        # Of two tokens the one that is being replaced: other hosts may not have the new one yet.
-        self._signing_token = read_tokens(Path(settings.token_file))[-1] if settings.token_file else None
-        self._own_token: bytes | None = None
-        """Made for this store, which was given none."""
         self._tcp = tcp
-        if settings.token_file is None:
-            self._check_needs_no_token()
+        self._token = StoreToken(settings, tcp)
         self._store = secrets.token_hex(8)
         self._joined = False
         """What runs here is of a store that was there before: it goes on with what another process has."""
@@ -123,24 +113,7 @@ class Supervisor:
         self._starting: list[ShardProcess] = []
         """Shards that are not ready yet, or whose groups are no more."""
         self._monitor: PeerMonitor | None = None
-        self._user_token: UserToken | None = None
         self._is_announced = False
-
-    def _check_needs_no_token(self) -> None:
-        """Raises BadArgument that says how to make one."""
-        hosts, is_public = self._settings.hosts(), self._tcp is not None and not is_loopback(self._tcp.host)
-        if hosts is not None and (is_public or len(hosts) > 1 or self._settings.standby_hosts()):
-            raise BadArgument(
-                "the shards and clients of several hosts need a token, the same one everywhere:\n"
-                f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
-                "  export PSSTORE_TOKEN_FILE=$PWD/token"
-            )
-        if self._tcp is not None and is_public:
-            raise BadArgument(
-                f"host {self._tcp.host} can be reached from other machines, so clients need a token:\n"
-                f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
-                f"  psstore-server --host {self._tcp.host} --token-file token"
-            )
 
     def run(self, *, out: TextIO, ready_fd: int | None) -> int:
         """Returns the exit status, when nothing of it runs any more. Raises BadArgument if it can't start."""
@@ -154,9 +127,7 @@ class Supervisor:
             if self._settings.metrics is not None:
                 host = self._tcp.host if self._tcp is not None else "127.0.0.1"
                 self._metrics_socket = bind_tcp(host, self._settings.metrics, flag="--metrics")
-            if self._settings.token_file is None and self._tcp is not None:
-                self._user_token = UserToken(site.own())
-                self._own_token = self._signing_token = self._user_token.secret
+            self._token.make(site.own())
             with Signals() as signals:
                 return self._supervise(site, signals, out=out, ready_fd=ready_fd)
         finally:
@@ -166,13 +137,8 @@ class Supervisor:
                 self._metrics_socket.close()
             for child in self._processes:
                 child.kill()
-            if self._user_token is not None:
-                self._user_token.close()
+            self._token.close()
             site.close()
-
-    @property
-    def _credentials(self) -> Credentials:
-        return self._settings.credentials(self._own_token)
 
     @property
     def _processes(self) -> list[ShardProcess]:
@@ -283,22 +249,22 @@ class Supervisor:
         from psstore.server.other_member import look_at, promote, why_not_begin
         from psstore.server.voting import check_never_gone, other_shards
 
-        others, has_said = other_shards(site.addresses, site.first), False
+        others, credentials, has_said = other_shards(site.addresses, site.first), self._token.credentials, False
         until = time.monotonic() + self._settings.patience_s
         life: StoreLife | Literal["begins"]
         while True:
             member: FoundMember | None = None
             with contextlib.suppress(AvailabilityError):
-                member = look_at(other, self._credentials)
+                member = look_at(other, credentials)
                 if member.leads:
                     life = self._life_of(site, member.welcome)
                     break
                 if member.may_lead:
                     with contextlib.suppress(BadArgument):  # it waits for those who know
-                        check_never_gone(others, other, self._credentials)
-                        promote(other, self._credentials, force=True)
+                        check_never_gone(others, other, credentials)
+                        promote(other, credentials, force=True)
             if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
-                why_not = None if member is not None else why_not_begin(site.first, other, others, self._credentials)
+                why_not = None if member is not None else why_not_begin(site.first, other, others, credentials)
                 if why_not is None:
                     life = "begins"
                     break
@@ -321,9 +287,7 @@ class Supervisor:
         return StoreLife(welcome.store, self._signing_key(site, welcome.store.partition("-")[0]), welcome.lineage)
 
     def _signing_key(self, site: Site, store: str) -> bytes:
-        """`store`: shard 0's id."""
-        assert self._signing_token is not None, "checked at the start"
-        return keys.signing_key(self._signing_token, addresses=[shard[0] for shard in site.addresses], store=store)
+        return self._token.signing_key([shard[0] for shard in site.addresses], store=store)
 
     def _as_shard_0(self, version: int) -> RestoreFrom | None:
         """What shard 0 has begun with; -1: nothing. Raises StorageError."""
@@ -408,7 +372,7 @@ class Supervisor:
             index=site.first,
             other=other,
             others=other_shards(site.addresses, site.first),
-            credentials=self._credentials,
+            credentials=self._token.credentials,
             patience_s=self._settings.patience_s,
             start=start,
             selector=selector,
@@ -591,7 +555,7 @@ class Supervisor:
 
     def _begin_resharding(self, site: Site, num_shards: int, leaders: Sequence[ShardProcess]) -> Resharding:
         return Resharding(
-            self._settings, num_shards, site=site, tcp=self._tcp, credentials=self._credentials, leaders=leaders
+            self._settings, num_shards, site=site, tcp=self._tcp, credentials=self._token.credentials, leaders=leaders
         )
 
     def _reshard(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
@@ -604,8 +568,7 @@ class Supervisor:
         selector.unregister(resharding.process.report)
         resharding.change(site)
         self._settings, self._store = resharding.settings, secrets.token_hex(8)
-        if self._user_token is not None:
-            self._user_token.also(site.own())
+        self._token.also_for(site.own())
         self._restore = self._find_again(f"{resharding.place}@{ending.written}", selector)
         self._begin_metrics_anew()  # it is told where the shards are
         _log.warning(
@@ -623,7 +586,7 @@ class Supervisor:
             addresses=tuple(shard[0] for shard in site.addresses),
             asked_at=site.watched(),
             consistency=self._settings.consistency(),
-            credentials=self._credentials,
+            credentials=self._token.credentials,
             restored=self._restore.version if self._restore is not None else -1,
             goes_back=self._settings.restarts > 0,
             is_whole=site.is_whole,
@@ -655,7 +618,7 @@ class Supervisor:
         return CheckpointProcess(
             CheckpointDuty(
                 url=site.url,
-                credentials=self._credentials,
+                credentials=self._token.credentials,
                 place=self._settings.checkpoint,
                 interval=self._settings.checkpoint_interval(),
                 began_at=self._restore.version if self._restore is not None else 0,
@@ -733,7 +696,7 @@ class Supervisor:
             MetricsDuty(
                 first=site.first,
                 addresses=tuple(str(endpoint.local) for endpoint in site.endpoints),
-                credentials=self._credentials,
+                credentials=self._token.credentials,
                 socket=self._metrics_socket.fileno(),
                 log_level=self._settings.log_level,
                 log_format=self._settings.log_format,
@@ -755,7 +718,7 @@ class Supervisor:
             site,
             life,
             index,
-            own_token=self._own_token,
+            token=self._token,
             restore=self._restore,
             goes_on=self._is_announced,
             follows=follows,
