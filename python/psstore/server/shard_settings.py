@@ -109,7 +109,6 @@ def shard_settings(
     index: int,
     *,
     token: StoreToken,
-    restore: RestoreFrom | None,
     goes_on: bool,
     follows: Follows | None,
 ) -> ShardSettings:
@@ -152,7 +151,7 @@ def shard_settings(
             full_every=settings.full_every,
             every_s=settings.checkpoint_interval().seconds if settings.checkpoint is not None else None,
             any_place=settings.token_file is None,
-            restore=restore,
+            restore=life.restore,
             goes_on=goes_on,
         ),
         refuse_non_finite=settings.refuse_non_finite,

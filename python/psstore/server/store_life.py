@@ -23,14 +23,27 @@ class RestoreFrom(msgspec.Struct, frozen=True, kw_only=True):
     """Lineage of the store that wrote it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreLife:
-    """One life of a store: what all of its shards sign with, and the id of those that run here."""
+    """One life of a store, as this host's shards have it."""
 
+    own: str
+    """This host's id of it."""
     store: str
+    """Id of the shards that run here, which clients are told."""
     signing_key: bytes
+    """What all of its shards sign with."""
     lineage: str
     """Id of the first of the store's lives of which each was restored from the one before; '': this one."""
+    restore: RestoreFrom | None
+    """What it begins with."""
+    is_joined: bool = False
+    """The store was there before: what runs here goes on with what another process has."""
+
+    @property
+    def began_at(self) -> int:
+        """The version that it begins with."""
+        return self.restore.version if self.restore is not None else 0
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from psstore.errors import AvailabilityError, BadArgument, StorageError
+from psstore.errors import BadArgument, StorageError
 from psstore.exit_codes import EXIT_FAILED, EXIT_OK
 from psstore.net.address import TcpAddress
 from psstore.net.limits import ServerLimits
+from psstore.server.beginnings import Beginnings
 from psstore.server.companions import Companions, bind_metrics
 from psstore.server.kept_monitor import KeptMonitor
 from psstore.server.pipe_words import READY, RESHARD
@@ -44,9 +45,7 @@ from psstore.server.temporary_place import sweep
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.apart_group import ApartGroup
-    from psstore.server.other_member import FoundMember
-    from psstore.server.peer_monitor import PeerEvent, PeerMonitor
-    from psstore.wire.messages import Welcome
+    from psstore.server.peer_monitor import PeerEvent
 
 START_S = 60.0
 """How long the shards may take to be ready. They take well under a second; this is for a machine on its knees."""
@@ -64,7 +63,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 5.0
 """Before a store that could not start again tries to: doubles from the first to the last."""
 
 LOOK_AGAIN_S = 0.2
-"""Between two looks whether the shard is there whose standby runs here."""
+"""Between two looks whether another host has gone."""
 
 STOP_S = ServerLimits().linger_s + 2.0
 """How long they may take to drain: their connections' time to linger, and a little for the process itself."""
@@ -81,13 +80,7 @@ class Supervisor:
         self._settings = settings
         self._tcp = tcp
         self._token = StoreToken(settings, tcp)
-        self._store = secrets.token_hex(8)
-        self._joined = False
-        """What runs here is of a store that was there before: it goes on with what another process has."""
-        self._former = ""
-        """Shard 0's id of the life before, where that is another host's."""
         self._num_restarts = 0
-        self._restore: RestoreFrom | None = None
         self._groups: ShardGroups | ApartGroup | None = None
         self._starting: list[ShardProcess] = []
         """Shards that are not ready yet, or whose groups are no more."""
@@ -95,14 +88,15 @@ class Supervisor:
 
     def run(self, *, out: TextIO, ready_fd: int | None) -> int:
         """Returns the exit status, when nothing of it runs any more. Raises BadArgument if it can't start."""
+        restore = None
         if self._settings.restore is not None:
             from psstore.server.restore_plan import find_checkpoint
 
-            self._restore = find_checkpoint(self._settings.restore, own_place=self._settings.checkpoint)
+            restore = find_checkpoint(self._settings.restore, own_place=self._settings.checkpoint)
         sweep()
         with contextlib.ExitStack() as opened:
             self._open(opened)
-            return self._supervise(partial(announce, out=out, ready_fd=ready_fd))
+            return self._supervise(restore, partial(announce, out=out, ready_fd=ready_fd))
 
     def _open(self, opened: contextlib.ExitStack) -> None:
         """What is closed in the end, however that comes. Raises BadArgument."""
@@ -133,6 +127,14 @@ class Supervisor:
             checkpoints_begin=self._companions.begin_checkpoints,
         )
         self._reports = Reports(self._selector, metrics=self._companions.metrics)
+        self._beginnings = Beginnings(
+            self._settings,
+            self._site,
+            tcp=self._tcp,
+            token=self._token,
+            monitor=self._monitor,
+            reports=self._reports,
+        )
         signals = opened.enter_context(Signals())
         self._selector.register(signals.received, selectors.EVENT_READ, signals)
         opened.callback(self._companions.end)
@@ -146,13 +148,13 @@ class Supervisor:
         for child in self._processes:
             child.kill()
 
-    def _supervise(self, say: Callable[[ReadyLine], None]) -> int:
+    def _supervise(self, restore: RestoreFrom | None, say: Callable[[ReadyLine], None]) -> int:
         self._companions.begin_metrics()
         ending = Ending(EXIT_OK)
-        life = self._begin()
+        life = self._beginnings.begin(restore)
         while life is not None:
             ending = self._live(life, say)
-            life = self._reshard(ending) or self._go_back(ending)
+            life = self._reshard(ending) or self._go_back(life, ending)
         self._site.close()
         if ending.reason is not None:
             _log.error("%s", ending.reason)
@@ -170,9 +172,9 @@ class Supervisor:
         if too_early is not None:
             return too_early
         self._reshardings.done()
-        self._announce(say)
-        self._companions.life_begins(began_at=self._restore.version if self._restore is not None else 0)
-        ending = self._await_end()
+        self._announce(life, say)
+        self._companions.life_begins(began_at=life.began_at)
+        ending = self._await_end(life)
         if isinstance(self._groups, ShardGroups) and self._reshardings.current is not None and ending.written is None:
             self._reshardings.give_up(ending.reason or "it is to end", self._groups)
         if ending.written is None and ending.dead is None:
@@ -192,92 +194,6 @@ class Supervisor:
             return ending
         return replace(ending, status=EXIT_FAILED, reason="the last checkpoint was not written; the log says why")
 
-    # ---- phases: each waits for reports of the children and of the monitor, and for signals ----
-
-    def _begin(self) -> StoreLife | None:
-        """Shard 0 begins a life of the store; a shard on another host hears of it. None: a signal came first."""
-        if self._site.other is not None:
-            joined = self._join(self._site.other)
-            if joined is None or isinstance(joined, StoreLife):
-                return joined
-        lineage = self._restore.lineage if self._restore is not None else ""
-        if self._site.is_whole:
-            return StoreLife(self._store, secrets.token_bytes(32), lineage)
-        if self._site.first == 0:
-            return StoreLife(self._store, self._signing_key(self._store), lineage)
-        if self._settings.restarts:
-            self._site.refuse()
-        monitor = self._start_monitor()
-        if any(isinstance(event, Signals) for event in self._reports.wait()):
-            return None
-        begun = monitor.take()
-        if begun.store is None:
-            raise BadArgument(begun.reason or "")
-        if self._settings.restarts:
-            self._site.listen(self._settings, self._tcp)
-            self._restore = self._as_shard_0(begun.restored)
-        self._former = begun.store
-        # What its sessions are told begins with the store's, and this shard has lives of its own.
-        return StoreLife(f"{begun.store}-{self._store}", self._signing_key(begun.store), begun.lineage)
-
-    def _join(self, other: str) -> StoreLife | Literal["begins"] | None:
-        """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
-        since the process that was here before is dead. None: a signal came first. Raises AuthFailed, BadArgument."""
-        from psstore.server.other_member import look_at, promote, why_not_begin
-        from psstore.server.voting import check_never_gone, other_shards
-
-        others, credentials, has_said = (
-            other_shards(self._site.addresses, self._site.first),
-            self._token.credentials,
-            False,
-        )
-        until = time.monotonic() + self._settings.patience_s
-        life: StoreLife | Literal["begins"]
-        while True:
-            member: FoundMember | None = None
-            with contextlib.suppress(AvailabilityError):
-                member = look_at(other, credentials)
-                if member.leads:
-                    life = self._life_of(member.welcome)
-                    break
-                if member.may_lead:
-                    with contextlib.suppress(BadArgument):  # it waits for those who know
-                        check_never_gone(others, other, credentials)
-                        promote(other, credentials, force=True)
-            if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
-                why_not = None if member is not None else why_not_begin(self._site.first, other, others, credentials)
-                if why_not is None:
-                    life = "begins"
-                    break
-                if time.monotonic() > until:
-                    raise BadArgument(why_not)
-            if not has_said:
-                _log.warning("waiting for shard %d at %s, to stand by here", self._site.first, other)
-                has_said = True
-                self._site.refuse()
-            if self._reports.wait(time.monotonic() + LOOK_AGAIN_S):
-                return None
-        if has_said:
-            self._site.listen(self._settings, self._tcp)
-        return life
-
-    def _life_of(self, welcome: Welcome) -> StoreLife:
-        self._joined = True
-        if welcome.restored >= 0:
-            self._restore = RestoreFrom(url="", version=welcome.restored, lineage=welcome.lineage)
-        return StoreLife(welcome.store, self._signing_key(welcome.store.partition("-")[0]), welcome.lineage)
-
-    def _signing_key(self, store: str) -> bytes:
-        return self._token.signing_key([shard[0] for shard in self._site.addresses], store=store)
-
-    def _as_shard_0(self, version: int) -> RestoreFrom | None:
-        """What shard 0 has begun with; -1: nothing. Raises StorageError."""
-        from psstore.server.restore_plan import find_checkpoint
-
-        if version < 0 or (self._restore is not None and self._restore.version == version):
-            return None if version < 0 else self._restore
-        return find_checkpoint(f"{self._settings.checkpoint}@{version}", own_place=self._settings.checkpoint)
-
     def _start(self, life: StoreLife) -> Ending | None:
         """Why it is over before all were ready: a signal, or another host's loss. Raises BadArgument if a shard can't
         start."""
@@ -287,7 +203,7 @@ class Supervisor:
             child = ShardProcess(self._shard_settings(life, index))
             self._starting.append(child)
             self._selector.register(child.report, selectors.EVENT_READ, child)
-        reads_storage = self._restore is not None or self._settings.checkpoint is not None
+        reads_storage = life.restore is not None or self._settings.checkpoint is not None
         start_s = RESTORE_S if reads_storage else START_S
         deadline = time.monotonic() + start_s
         waiting, wishes = list(self._starting), list[int]()
@@ -303,7 +219,7 @@ class Supervisor:
                         waiting.remove(event)
                     continue
                 assert not isinstance(event, COMPANIONS), "they begin when all are ready"
-                return self._ended_early(event.take())
+                return self._ended_early(life, event.take())
         leaders, self._starting = dict(enumerate(self._starting, start=self._site.first)), []
         self._groups = ShardGroups(
             leaders,
@@ -329,7 +245,7 @@ class Supervisor:
                 if isinstance(event, Signals):
                     return Ending(EXIT_OK)
                 assert not isinstance(event, (ShardProcess, *COMPANIONS)), "none of them runs"
-                return self._ended_early(event.take())
+                return self._ended_early(life, event.take())
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def _start_standby(self, life: StoreLife, index: int) -> ShardProcess:
@@ -356,9 +272,9 @@ class Supervisor:
             start=start,
             selector=self._selector,
         )
-        group.begin(leads=not self._joined)
-        if self._joined:  # there is a store, whose end may come before the process here is up
-            self._start_monitor()
+        group.begin(leads=not life.is_joined)
+        if life.is_joined:  # there is a store, whose end may come before the process here is up
+            self._start_monitor(life)
         while not group.is_up:
             group.tick()
             for event in self._reports.wait(group.next_wake):
@@ -370,14 +286,14 @@ class Supervisor:
                         raise BadArgument(f"{fate} before it was ready; its messages are above")
                     continue
                 assert not isinstance(event, COMPANIONS), "they begin when all are ready"
-                return self._ended_early(event.take())
+                return self._ended_early(life, event.take())
         return None
 
-    def _ended_early(self, news: PeerEvent) -> Ending:
+    def _ended_early(self, life: StoreLife, news: PeerEvent) -> Ending:
         """Before what runs here was ready. Raises BadArgument where nothing of the store has been here, and it does not
         start again."""
         ending = Ending.heard(news)
-        if not self._joined and (ending.dead is None or not self._settings.restarts):
+        if not life.is_joined and (ending.dead is None or not self._settings.restarts):
             raise BadArgument(ending.reason or "")
         return ending
 
@@ -399,10 +315,10 @@ class Supervisor:
                 raise BadArgument("\n".join(told))
         return is_ready
 
-    def _await_end(self) -> Ending:
+    def _await_end(self, life: StoreLife) -> Ending:
         """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
         if self._monitor.current is None and (self._settings.until_done or not self._site.is_whole):
-            self._start_monitor()
+            self._start_monitor(life)
         groups = self._groups
         assert groups is not None, "all are ready"
         events: list[Event] = []
@@ -429,7 +345,7 @@ class Supervisor:
     def _next_wake(self, groups: ShardGroups | ApartGroup) -> float:
         return min(one.next_wake() for one in (groups, self._reshardings, self._companions))
 
-    def _go_back(self, ending: Ending) -> StoreLife | None:
+    def _go_back(self, life: StoreLife, ending: Ending) -> StoreLife | None:
         """Ends what is left of a store whose shards have died, for all to start again from its latest checkpoint. Our
         sockets stay open: who connects meanwhile waits. None: it is over."""
         if ending.dead is None or self._num_restarts == self._settings.restarts:
@@ -437,19 +353,17 @@ class Supervisor:
         self._end_all()
         self._companions.begin_metrics_anew()
         self._num_restarts += 1
-        self._store = secrets.token_hex(8)
         if self._site.first != 0:
             _log.warning("%s; waiting for shard 0 to go back (restart %s)", ending.dead, self._restart())
-            return self._begin()
+            return self._beginnings.begin(life.restore)
         from psstore.server.restore_plan import AUTO
 
-        self._restore = self._find_again(AUTO) or self._restore
-        if self._restore is None:
+        restore = self._find_again(AUTO) or life.restore
+        if restore is None:
             _log.error("%s, before there was a checkpoint to go back to", ending.dead)
             return None
-        version = self._restore.version
-        _log.warning("%s; all shards go back to version %d (restart %s)", ending.dead, version, self._restart())
-        return self._begin()
+        _log.warning("%s; all shards go back to version %d (restart %s)", ending.dead, restore.version, self._restart())
+        return self._beginnings.begin(restore)
 
     def _find_again(self, asked: str) -> RestoreFrom | None:
         """As `find_checkpoint`, of a store that goes on: storage that fails may do so for a while. Tries for
@@ -524,19 +438,17 @@ class Supervisor:
         self._end_all()
         self._selector.unregister(resharding.process.report)
         resharding.change(self._site)
-        self._settings, self._store = resharding.settings, secrets.token_hex(8)
+        self._settings = resharding.settings
         self._token.also_for(self._site.own())
-        self._restore = self._find_again(f"{resharding.place}@{ending.written}")
+        restore = self._find_again(f"{resharding.place}@{ending.written}")
         self._companions.begin_metrics_anew()
         _log.warning(
             "the store stands still at version %d, and goes on with %d shards", ending.written, self._settings.shards
         )
-        return self._begin()
+        return self._beginnings.begin(restore)
 
-    def _start_monitor(self) -> PeerMonitor:
-        return self._monitor.start(
-            store=self._store, former=self._former, restore=self._restore, is_new=not self._joined
-        )
+    def _start_monitor(self, life: StoreLife) -> None:
+        self._monitor.start(store=life.own, restore=life.restore, is_new=not life.is_joined)
 
     def _end_checkpoints(self) -> bool:
         """Has the last one written. Another signal ends the wait. False: it is not."""
@@ -590,22 +502,20 @@ class Supervisor:
             life,
             index,
             token=self._token,
-            restore=self._restore,
             goes_on=self._is_announced,
             follows=follows,
         )
 
-    def _announce(self, say: Callable[[ReadyLine], None]) -> None:
+    def _announce(self, life: StoreLife, say: Callable[[ReadyLine], None]) -> None:
         """Says once that it serves, and where; then that it does again."""
         if self._is_announced:
-            version = 0 if self._restore is None else self._restore.version
-            _log.warning("the store serves again, from version %d on", version)
+            _log.warning("the store serves again, from version %d on", life.began_at)
             return
         self._is_announced = True
         ready = ready_line(
             self._settings,
             self._site,
-            store=self._store,
+            store=life.own,
             is_standby=self._groups is not None and not self._groups.leads,
             metrics=self._companions.metrics_url(),
         )
