@@ -29,12 +29,12 @@ from psstore.config import NO_CREDENTIALS
 from psstore.errors import AvailabilityError, BadArgument, Overloaded, RolledBack, StoreUnreachable
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
 from psstore.server import other_member, resharding
+from psstore.server.host_shards import says_ready
 from psstore.server.other_member import look_at
 from psstore.server.processes import ShardProcess
 from psstore.server.resharding import Resharding
 from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
-from psstore.server.supervisor import Supervisor
 from psstore.wire.messages import Welcome
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.fork_server import ServedPopen
@@ -392,11 +392,11 @@ def saying(*lines: str) -> ShardProcess:
 
 def test_a_wish_for_other_numbers_may_come_before_a_shard_is_ready() -> None:
     wishes: list[int] = []
-    assert Supervisor._is_ready(saying("ready", "reshard 1"), wishes)
-    assert not Supervisor._is_ready(saying("reshard 2"), wishes)
-    assert not Supervisor._is_ready(saying(), wishes)
+    assert says_ready(saying("ready", "reshard 1"), wishes)
+    assert not says_ready(saying("reshard 2"), wishes)
+    assert not says_ready(saying(), wishes)
     with pytest.raises(BadArgument, match="no room"):
-        Supervisor._is_ready(saying("no room"), wishes)
+        says_ready(saying("no room"), wishes)
     assert wishes == [1, 2]
 
 

@@ -29,7 +29,7 @@ WORKER_GRACE_S = 5.0
 """For a worker that is told to end, unless the user says more; enough to write what it wants to keep."""
 
 STORE_GRACE_S = 10.0
-"""For the store to drain: longer than it gives its own shards (psstore.server.supervisor.STOP_S)."""
+"""For the store to drain: longer than it gives its own shards (psstore.server.host_shards.STOP_S)."""
 
 CHECKPOINT_GRACE_S = 600.0
 """STORE_GRACE_S for a store that writes a last checkpoint before."""

@@ -148,6 +148,12 @@ class Reshardings:
         attempt.come_to_nothing(why, groups.leaders)
         self._checkpoints_begin()
 
+    def change(self, site: Site) -> None:
+        """The old shards have ended, for others to begin. REQUIRES: one has begun."""
+        assert self.current is not None
+        self._selector.unregister(self.current.process.report)
+        self.current.change(site)
+
     def done(self) -> None:
         """The new shards serve."""
         if self.current is not None:

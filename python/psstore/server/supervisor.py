@@ -14,30 +14,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import selectors
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from psstore.errors import BadArgument, StorageError
 from psstore.exit_codes import EXIT_FAILED, EXIT_OK
 from psstore.net.address import TcpAddress
-from psstore.net.limits import ServerLimits
 from psstore.server.beginnings import Beginnings
 from psstore.server.companions import Companions, bind_metrics
+from psstore.server.host_shards import HostShards
 from psstore.server.kept_monitor import KeptMonitor
-from psstore.server.pipe_words import READY, RESHARD
 from psstore.server.processes import ShardProcess, Signals
 from psstore.server.ready_line import ReadyLine, announce, ready_line
-from psstore.server.reports import COMPANIONS, Event, Reports
+from psstore.server.reports import Event, Reports
 from psstore.server.resharding import Resharding, Reshardings
 from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
-from psstore.server.shard_settings import Follows, ShardSettings, shard_settings
 from psstore.server.site import open_site
 from psstore.server.store_life import Ending, RestoreFrom, StoreLife
 from psstore.server.store_token import StoreToken
@@ -45,13 +40,6 @@ from psstore.server.temporary_place import sweep
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.apart_group import ApartGroup
-    from psstore.server.peer_monitor import PeerEvent
-
-START_S = 60.0
-"""How long the shards may take to be ready. They take well under a second; this is for a machine on its knees."""
-
-RESTORE_S = 3600.0
-"""START_S where shards read or look at a storage first, which may be slow, or somebody else's for a while."""
 
 LINGER_S = 10.0
 """How long other hosts may take to go, which hear of the end from this one."""
@@ -59,14 +47,8 @@ LINGER_S = 10.0
 LAST_CHECKPOINT_S = 600.0
 """How long the last checkpoint of a store that is asked to end may take."""
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 5.0
-"""Before a store that could not start again tries to: doubles from the first to the last."""
-
 LOOK_AGAIN_S = 0.2
 """Between two looks whether another host has gone."""
-
-STOP_S = ServerLimits().linger_s + 2.0
-"""How long they may take to drain: their connections' time to linger, and a little for the process itself."""
 
 _log = logging.getLogger("psstore.supervisor")
 
@@ -81,9 +63,6 @@ class Supervisor:
         self._tcp = tcp
         self._token = StoreToken(settings, tcp)
         self._num_restarts = 0
-        self._groups: ShardGroups | ApartGroup | None = None
-        self._starting: list[ShardProcess] = []
-        """Shards that are not ready yet, or whose groups are no more."""
         self._is_announced = False
 
     def run(self, *, out: TextIO, ready_fd: int | None) -> int:
@@ -107,26 +86,19 @@ class Supervisor:
             opened.enter_context(metrics_socket)
         self._token.make(self._site.own())
         opened.callback(self._token.close)
-        opened.callback(self._kill_processes)
-        self._selector = opened.enter_context(selectors.DefaultSelector())
+        selector = opened.enter_context(selectors.DefaultSelector())
+        self._companions = Companions(
+            self._settings, self._site, token=self._token, metrics_socket=metrics_socket, selector=selector
+        )
+        self._reports = Reports(selector, metrics=self._companions.metrics)
+        self._shards = HostShards(
+            self._settings, self._site, token=self._token, reports=self._reports, selector=selector
+        )
+        opened.callback(self._shards.close)
         self._monitor = KeptMonitor(
-            self._settings,
-            self._site,
-            token=self._token,
-            leads=lambda: self._groups is not None and self._groups.leads,
-            selector=self._selector,
+            self._settings, self._site, token=self._token, leads=lambda: self._shards.leads, selector=selector
         )
         opened.callback(self._monitor.end)
-        self._companions = Companions(
-            self._settings, self._site, token=self._token, metrics_socket=metrics_socket, selector=self._selector
-        )
-        self._reshardings = Reshardings(
-            self._begin_resharding,
-            self._selector,
-            checkpoints_end=self._companions.checkpoints.end,
-            checkpoints_begin=self._companions.begin_checkpoints,
-        )
-        self._reports = Reports(self._selector, metrics=self._companions.metrics)
         self._beginnings = Beginnings(
             self._settings,
             self._site,
@@ -135,18 +107,16 @@ class Supervisor:
             monitor=self._monitor,
             reports=self._reports,
         )
+        self._reshardings = Reshardings(
+            self._begin_resharding,
+            selector,
+            checkpoints_end=self._companions.checkpoints.end,
+            checkpoints_begin=self._companions.begin_checkpoints,
+        )
         signals = opened.enter_context(Signals())
-        self._selector.register(signals.received, selectors.EVENT_READ, signals)
+        selector.register(signals.received, selectors.EVENT_READ, signals)
         opened.callback(self._companions.end)
         opened.callback(self._reshardings.end)
-
-    @property
-    def _processes(self) -> list[ShardProcess]:
-        return [*self._starting, *(self._groups.processes if self._groups is not None else ())]
-
-    def _kill_processes(self) -> None:
-        for child in self._processes:
-            child.kill()
 
     def _supervise(self, restore: RestoreFrom | None, say: Callable[[ReadyLine], None]) -> int:
         self._companions.begin_metrics()
@@ -160,30 +130,35 @@ class Supervisor:
             _log.error("%s", ending.reason)
         self._monitor.end()
         self._companions.checkpoints.end()
-        if self._groups is not None and ending.is_asked:
-            self._groups.resign()
-        self._stop()
+        if self._shards.groups is not None and ending.is_asked:
+            self._shards.groups.resign()
+        self._shards.stop()
         return ending.status
 
     def _live(self, life: StoreLife, say: Callable[[ReadyLine], None]) -> Ending:
         """From the shards' start to why they have to end. Raises BadArgument if one can't start."""
-        start = self._start_again if self._is_announced else self._start
-        too_early = start(life)
+        if life.is_joined:  # its end may come before what runs here is up
+            self._start_monitor(life)
+        too_early = self._shards.start(life, goes_on=self._is_announced)
         if too_early is not None:
             return too_early
         self._reshardings.done()
         self._announce(life, say)
         self._companions.life_begins(began_at=life.began_at)
         ending = self._await_end(life)
-        if isinstance(self._groups, ShardGroups) and self._reshardings.current is not None and ending.written is None:
-            self._reshardings.give_up(ending.reason or "it is to end", self._groups)
+        if (
+            isinstance(self._shards.groups, ShardGroups)
+            and self._reshardings.current is not None
+            and ending.written is None
+        ):
+            self._reshardings.give_up(ending.reason or "it is to end", self._shards.groups)
         if ending.written is None and ending.dead is None:
             return self._conclude(ending)
         return ending
 
     def _conclude(self, ending: Ending) -> Ending:
         """What is to be done as long as all shards are there, here and on other hosts; and what becomes of the end."""
-        groups = self._groups
+        groups = self._shards.groups
         assert groups is not None, "all are ready"
         is_written = ending.status != EXIT_OK or self._end_checkpoints()
         if not ending.is_asked:
@@ -194,132 +169,11 @@ class Supervisor:
             return ending
         return replace(ending, status=EXIT_FAILED, reason="the last checkpoint was not written; the log says why")
 
-    def _start(self, life: StoreLife) -> Ending | None:
-        """Why it is over before all were ready: a signal, or another host's loss. Raises BadArgument if a shard can't
-        start."""
-        if self._site.other is not None:
-            return self._start_apart(self._site.other, life)
-        for index in range(self._site.first, self._site.first + len(self._site.endpoints)):
-            child = ShardProcess(self._shard_settings(life, index))
-            self._starting.append(child)
-            self._selector.register(child.report, selectors.EVENT_READ, child)
-        reads_storage = life.restore is not None or self._settings.checkpoint is not None
-        start_s = RESTORE_S if reads_storage else START_S
-        deadline = time.monotonic() + start_s
-        waiting, wishes = list(self._starting), list[int]()
-        while waiting:
-            events = self._reports.wait(deadline)
-            if not events:
-                raise BadArgument(f"not ready within {start_s:g} s: {', '.join(child.name for child in waiting)}")
-            for event in events:
-                if isinstance(event, Signals):
-                    return Ending(EXIT_OK)
-                if isinstance(event, ShardProcess):
-                    if self._is_ready(event, wishes):
-                        waiting.remove(event)
-                    continue
-                assert not isinstance(event, COMPANIONS), "they begin when all are ready"
-                return self._ended_early(life, event.take())
-        leaders, self._starting = dict(enumerate(self._starting, start=self._site.first)), []
-        self._groups = ShardGroups(
-            leaders,
-            start_standby=partial(self._start_standby, life) if self._settings.standbys else None,
-            selector=self._selector,
-            wish=wishes[-1] if wishes else None,
-        )
-        return None
-
-    def _start_again(self, life: StoreLife) -> Ending | None:
-        """As `_start`, of a store that goes on: what keeps it from that may pass, as storage that fails does. Tries for
-        `patience_s`."""
-        until, pause_s = time.monotonic() + self._settings.patience_s, FIRST_PAUSE_S
-        while True:
-            try:
-                return self._start(life)
-            except (BadArgument, OSError) as error:  # there may be no room for another process
-                if time.monotonic() >= until:
-                    raise
-                _log.warning("%s; it is tried again in %g s", error, pause_s)
-            self._kill_shards()
-            for event in self._reports.wait(time.monotonic() + pause_s):
-                if isinstance(event, Signals):
-                    return Ending(EXIT_OK)
-                assert not isinstance(event, (ShardProcess, *COMPANIONS)), "none of them runs"
-                return self._ended_early(life, event.take())
-            pause_s = min(2 * pause_s, LAST_PAUSE_S)
-
-    def _start_standby(self, life: StoreLife, index: int) -> ShardProcess:
-        address = str(self._site.endpoints[index - self._site.first].local)
-        return ShardProcess(self._shard_settings(life, index, Follows(address=address, client=secrets.token_hex(16))))
-
-    def _start_apart(self, other: str, life: StoreLife) -> Ending | None:
-        """As `_start`, where the shard's other process has another host."""
-        from psstore.server.apart_group import ApartGroup
-        from psstore.server.voting import other_shards
-
-        own = str(self._site.endpoints[0].addresses[0])
-
-        def start(leads: bool) -> ShardProcess:
-            follows = None if leads else Follows(address=other, client=secrets.token_hex(16), place=own)
-            return ShardProcess(self._shard_settings(life, self._site.first, follows))
-
-        group = self._groups = ApartGroup(
-            index=self._site.first,
-            other=other,
-            others=other_shards(self._site.addresses, self._site.first),
-            credentials=self._token.credentials,
-            patience_s=self._settings.patience_s,
-            start=start,
-            selector=self._selector,
-        )
-        group.begin(leads=not life.is_joined)
-        if life.is_joined:  # there is a store, whose end may come before the process here is up
-            self._start_monitor(life)
-        while not group.is_up:
-            group.tick()
-            for event in self._reports.wait(group.next_wake):
-                if isinstance(event, Signals):
-                    return Ending(EXIT_OK)
-                if isinstance(event, ShardProcess):
-                    fate = group.heard(event)
-                    if fate is not None:
-                        raise BadArgument(f"{fate} before it was ready; its messages are above")
-                    continue
-                assert not isinstance(event, COMPANIONS), "they begin when all are ready"
-                return self._ended_early(life, event.take())
-        return None
-
-    def _ended_early(self, life: StoreLife, news: PeerEvent) -> Ending:
-        """Before what runs here was ready. Raises BadArgument where nothing of the store has been here, and it does not
-        start again."""
-        ending = Ending.heard(news)
-        if not life.is_joined and (ending.dead is None or not self._settings.restarts):
-            raise BadArgument(ending.reason or "")
-        return ending
-
-    @staticmethod
-    def _is_ready(child: ShardProcess, wishes: list[int]) -> bool:
-        """Whether it says so now. Shard 0 may be asked for another number of shards before others are ready: adds that
-        to `wishes`. Raises BadArgument if it can't start."""
-        told = child.told()
-        if told is None:
-            raise BadArgument(f"{child.fate()} before it was ready; its messages are above")
-        is_ready = False
-        for line in told:
-            what, _, rest = line.partition(" ")
-            if what == RESHARD:
-                wishes.append(int(rest))
-            elif what == READY:
-                is_ready = True
-            else:
-                raise BadArgument("\n".join(told))
-        return is_ready
-
     def _await_end(self, life: StoreLife) -> Ending:
         """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
         if self._monitor.current is None and (self._settings.until_done or not self._site.is_whole):
             self._start_monitor(life)
-        groups = self._groups
+        groups = self._shards.groups
         assert groups is not None, "all are ready"
         events: list[Event] = []
         while self._monitor.current is None or self._monitor.current not in events:
@@ -366,56 +220,23 @@ class Supervisor:
         return self._beginnings.begin(restore)
 
     def _find_again(self, asked: str) -> RestoreFrom | None:
-        """As `find_checkpoint`, of a store that goes on: storage that fails may do so for a while. Tries for
-        `patience_s`. Raises StorageError."""
-        from psstore.server.restore_plan import find_checkpoint
+        from psstore.server.restore_plan import find_again
 
-        until, pause_s = time.monotonic() + self._settings.patience_s, FIRST_PAUSE_S
-        while True:
-            try:
-                return find_checkpoint(asked, own_place=self._settings.checkpoint)
-            except StorageError as error:
-                if time.monotonic() >= until or self._reports.wait(time.monotonic() + pause_s):  # it is to end
-                    raise
-                _log.warning("%s; it is looked for again", error.message)
-            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        return find_again(
+            asked,
+            own_place=self._settings.checkpoint,
+            patience_s=self._settings.patience_s,
+            reports=self._reports,
+        )
 
     def _end_all(self) -> None:
         """Kills whatever runs of this life of the store."""
         self._monitor.end()
-        self._kill_shards()
+        self._shards.kill()
         self._companions.checkpoints.end()
-
-    def _kill_shards(self) -> None:
-        for child in self._processes:
-            self._selector.unregister(child.report)
-            child.kill()
-        self._starting, self._groups = [], None
 
     def _restart(self) -> str:
         return f"{self._num_restarts} of {self._settings.restarts}"
-
-    def _stop(self) -> None:
-        """Asks all to drain. What is left after STOP_S, or at the next signal, is killed by `run`."""
-        running = self._starting if self._groups is None else self._groups.leaders
-        for child in running:
-            child.process.terminate()
-        deadline = time.monotonic() + STOP_S
-        while running:
-            events = self._reports.wait(deadline)
-            if not events or any(isinstance(event, Signals) for event in events):
-                _log.warning("killing %s", ", ".join(child.name for child in running))
-                return
-            for ended in events:
-                assert isinstance(ended, ShardProcess), "the monitor has ended"
-                if ended.told() is not None:
-                    continue
-                self._selector.unregister(ended.report)
-                if ended not in running:
-                    continue  # a standby, which is not waited for
-                running.remove(ended)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    ended.process.wait(max(0.0, deadline - time.monotonic()))
 
     # ---- another number of shards ----
 
@@ -436,8 +257,7 @@ class Supervisor:
         if ending.written is None or resharding is None:
             return None
         self._end_all()
-        self._selector.unregister(resharding.process.report)
-        resharding.change(self._site)
+        self._reshardings.change(self._site)
         self._settings = resharding.settings
         self._token.also_for(self._site.own())
         restore = self._find_again(f"{resharding.place}@{ending.written}")
@@ -478,7 +298,7 @@ class Supervisor:
     def _hear(self, deadline: float) -> list[Event] | None:
         """What comes by then as the store ends; standbys lead meanwhile, or are done without. None: there is nothing to
         wait for any more, since a signal has come, or the store is lost."""
-        groups = self._groups
+        groups = self._shards.groups
         assert groups is not None, "it has not ended yet"
         while True:
             if isinstance(groups, ShardGroups):
@@ -493,19 +313,6 @@ class Supervisor:
             if events or time.monotonic() >= deadline:
                 return events
 
-    # ---- what the children and the world are told ----
-
-    def _shard_settings(self, life: StoreLife, index: int, follows: Follows | None = None) -> ShardSettings:
-        return shard_settings(
-            self._settings,
-            self._site,
-            life,
-            index,
-            token=self._token,
-            goes_on=self._is_announced,
-            follows=follows,
-        )
-
     def _announce(self, life: StoreLife, say: Callable[[ReadyLine], None]) -> None:
         """Says once that it serves, and where; then that it does again."""
         if self._is_announced:
@@ -516,7 +323,7 @@ class Supervisor:
             self._settings,
             self._site,
             store=life.own,
-            is_standby=self._groups is not None and not self._groups.leads,
+            is_standby=not self._shards.leads,
             metrics=self._companions.metrics_url(),
         )
         say(ready)
