@@ -10,35 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
-import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 
-from psstore import _core
-from psstore.errors import BadArgument, DeviceFailed, PsstoreError, ShuttingDown, StorageFailed, StoreUnreachable
-from psstore.memory import HANDED_PART
+from psstore.errors import DeviceFailed, PsstoreError, StorageFailed
 from psstore.net import loops
-from psstore.net.address import UnixAddress, parse_address
 from psstore.net.certificates import Certificates
-from psstore.net.fd_server import DeviceMemoryServer, FdServer, MemoryServer
+from psstore.net.fd_server import MemoryServer
 from psstore.net.limits import ServerLimits
-from psstore.net.names import current_host
 from psstore.net.server import Server
 from psstore.net.token_files import TokenWatch
-from psstore.protocol.auth import NONCE_BYTES
-from psstore.protocol.connection import FEATURE_CHECKSUM
-from psstore.protocol.coordinator import Coordinator
-from psstore.protocol.handshake import ClientIdentity
-from psstore.protocol.membership import Liveness
-from psstore.protocol.service import ShardIdentity, ShardService
-from psstore.protocol.signing import Signer
+from psstore.protocol.service import ShardService
 from psstore.server import logs
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
@@ -46,30 +32,21 @@ from psstore.server.host_counters import host_counters
 from psstore.server.leave import leave
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
-from psstore.server.pipe_words import CUT, IN_SYNC, LOST, OVER, READY, RESHARD, RETIRED
+from psstore.server.pipe_words import IN_SYNC, LOST, READY, RESHARD, RETIRED
 from psstore.server.refusal_log import RefusalLog
 from psstore.server.restoring import restore
-from psstore.server.shard_saver import ShardSaver
-from psstore.server.shard_settings import CheckpointSettings, Follows, ShardSettings
-
-RETIRE_S = 1.0
-"""How long a standby that ends waits until its shard has heard so."""
-
-CONNECT_S = 5.0
-"""How long a standby tries to connect to its shard: two lost SYNs, and a slow answer."""
-
-OTHER_FILES = 128
-"""Open files of a shard that are no connections it serves: the loop's own, and refusals under way."""
-
-FILES_PER_CONNECTION = 4
-"""Where there are few: that of a client on this machine comes with those of shared memory."""
-
-FEWEST_FILES = 48
-"""What two workers and the shard itself need."""
-
-LEASED_SHARE = 0.25
-"""Share of a shard's memory for values that one client may read where they lie: each may have to be kept beside a newer
-one. What is more is sent to it."""
+from psstore.server.shard_parts import (
+    make_arena,
+    make_coordinator,
+    make_device_lender,
+    make_keeper,
+    make_room,
+    make_service,
+    make_shard,
+    open_place,
+)
+from psstore.server.shard_settings import ShardSettings
+from psstore.server.standing_by import stand_by
 
 _log = logging.getLogger("psstore.server")
 
@@ -152,7 +129,8 @@ async def serve(settings: ShardSettings) -> None:
         lender.start(loop)
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     if settings.follows is None or not settings.follows.place:
-        listen(server, sockets)
+        for sock in sockets:
+            server.listen(sock)
     report(READY, str(service.shard.version))
     await stopped.wait()
     service.standbys.on_lost = lambda client: None  # it is this process that goes, and a standby may lead
@@ -171,169 +149,6 @@ async def serve(settings: ShardSettings) -> None:
         leave(1)
 
 
-def listen(server: Server, sockets: Sequence[socket.socket]) -> None:
-    for sock in sockets:
-        server.listen(sock)
-
-
-async def stand_by(
-    settings: ShardSettings,
-    follows: Follows,
-    server: Server,
-    service: ShardService,
-    orders: Orders,
-    stopped: asyncio.Event,
-    sockets: Sequence[socket.socket],
-) -> bool:
-    """Follows the shard until this process is to lead. False: it has ended before. Raises PsstoreError, OSError."""
-    failed, cut, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    why: list[Exception] = []
-
-    def lost(error: Exception | None) -> None:
-        if error is not None:
-            why.append(error)
-        standby = service.standby
-        assert standby is not None, "it follows"
-        standby.is_cut = True
-        cut.set()
-        # The shard may be dead, or says that it ends: this one leads.
-        if standby.may_lead and (error is None or isinstance(error, (OSError, ShuttingDown))):
-            if follows.place and isinstance(error, ShuttingDown) and not over.is_set():
-                orders.lead.set()  # it refuses whatever is asked from then on; who watches it may be dead
-            elif follows.place:  # who watches both knows anyhow
-                report(CUT, f"{max(0.0, standby.may_ask_at - server.now()):.3f}")
-        else:
-            failed.set()
-
-    def store_ends() -> None:
-        over.set()
-        report(OVER)
-
-    server.on_leader_lost = lost
-    address, tls = parse_address(follows.address), None
-    if isinstance(address, UnixAddress):
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(address.path)
-    else:
-        sock = socket.create_connection((current_host(address.host), address.port), timeout=CONNECT_S)
-        if address.tls:
-            tls = Certificates(settings.credentials, server=False).session(address.name or address.host)
-    sock.setblocking(False)
-    client = ClientIdentity(
-        client=follows.client,
-        role="standby",
-        credentials=settings.credentials,
-        features=FEATURE_CHECKSUM if follows.place else 0,
-    )
-    server.follow(sock, client=client, address=follows.address, place=follows.place, tls=tls)
-    if follows.place:
-        assert service.standby is not None, "it follows"
-        service.standby.on_in_sync = lambda: report(IN_SYNC)
-        service.standby.on_over = store_ends
-        service.standby.on_silent = server.lose_leader
-        service.on_promoted = orders.lead.set
-        listen(server, sockets)
-    waits = [asyncio.ensure_future(event.wait()) for event in (orders.lead, stopped, failed)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    if stopped.is_set():
-        if server.retire():
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(cut.wait(), RETIRE_S)
-        return False
-    if not orders.lead.is_set():
-        raise (
-            why[0] if why else StoreUnreachable(f"the shard at {follows.address} is gone, and this has not all it had")
-        )
-    server.lead()
-    return True
-
-
-def make_room(num_connections: int) -> int:
-    """Raises this process's limit on open files as far as it may; returns for how many connections it is enough.
-
-    Raises BadArgument if that is none."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections * FILES_PER_CONNECTION + OTHER_FILES
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if allowed < FEWEST_FILES:
-        raise BadArgument(f"the system allows {hard} open files, and a shard needs {FEWEST_FILES}: raise ulimit -n")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    granted = min(num_connections, max(allowed - OTHER_FILES, allowed // FILES_PER_CONNECTION))
-    if granted < num_connections:
-        _log.warning("the system allows %d open files: connections are limited to %d", hard, granted)
-    return granted
-
-
-def make_arena() -> _core.ValueArena | None:
-    """Memory for values that clients of this machine may read; None where the system has no such thing."""
-    try:
-        return _core.ValueArena()
-    except OSError as error:
-        _log.warning("no shared memory on this machine: %s; clients use sockets", error)
-        return None
-
-
-def make_device_lender(settings: ShardSettings, shard: _core.Shard) -> DeviceMemoryServer | None:
-    """A way to the shard's device for clients that have it, too. None for a shard in main memory; and where what is
-    pushed has to be looked at, which the host can't while it lies on a device."""
-    if settings.device == "cpu" or settings.refuse_non_finite:
-        return None
-    return DeviceMemoryServer(shard, for_all_users=settings.for_all_users)
-
-
-def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core.Shard:
-    return _core.Shard(
-        index=settings.index,
-        refuse_non_finite=settings.refuse_non_finite,
-        arena=arena,
-        device=settings.device,
-        num_sharing=settings.num_sharing,
-        max_memory_bytes=settings.max_memory_bytes,
-        max_kept_bytes=settings.max_kept_bytes,
-        notes_row_decisions=settings.checkpoint.full_every > 1,
-    )
-
-
-def make_service(
-    settings: ShardSettings,
-    coordinator: Coordinator | None,
-    shard: _core.Shard,
-    lender: FdServer | None,
-    keeper: CheckpointKeeper | None,
-    tokens: TokenWatch,
-    *,
-    max_connections: int,
-) -> ShardService:
-    begun = settings.checkpoint.restore
-    identity = ShardIdentity(
-        store=settings.store,
-        shard=settings.index,
-        addresses=settings.addresses,
-        consistency=settings.consistency,
-        heartbeat_s=settings.heartbeat_s,
-        tokens=tokens.tokens,
-        lineage=settings.lineage,
-        returns=settings.returns,
-        process=os.getpid(),
-        restored=begun.version if begun is not None else -1,
-    )
-    return ShardService(
-        identity=identity,
-        shard=shard,
-        signer=Signer(settings.signing_key),
-        coordinator=coordinator,
-        make_nonce=lambda: os.urandom(NONCE_BYTES),
-        lender=lender,
-        saver=ShardSaver(shard, index=settings.index, num_shards=len(settings.addresses)),
-        keeper=keeper,
-        max_connections=max_connections,
-        max_leased_bytes=int(settings.max_memory_bytes * LEASED_SHARE),
-        lease_s=math.inf if settings.lease_s is None else settings.lease_s,
-    )
-
-
 def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None) -> StoragePlace | None:
     """Takes the place where the store's checkpoints go, on the shard that keeps them."""
     chosen = settings.checkpoint
@@ -342,29 +157,6 @@ def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None) -> Stora
     place = open_place(chosen, chosen.url)
     keeper.has_place(place)
     return place
-
-
-def open_place(chosen: CheckpointSettings, url: str, at: int | None = None) -> StoragePlace:
-    """Takes a place, for a store that is under way `at` that version; how many checkpoints are kept is chosen for the
-    store's own."""
-    if url != chosen.url:
-        return StoragePlace(url, at=at)
-    return StoragePlace(url, at=at, keep=chosen.keep, full_every=chosen.full_every)
-
-
-def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> CheckpointKeeper | None:
-    if coordinator is None:
-        return None
-    chosen = settings.checkpoint
-    return CheckpointKeeper(
-        coordinator,
-        num_shards=len(settings.addresses),
-        signer=Signer(settings.signing_key),
-        lineage=settings.lineage or settings.store,
-        own=None,
-        open_place=partial(open_place, chosen),
-        any_place=chosen.any_place,
-    )
 
 
 def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointKeeper | None) -> None:
@@ -392,24 +184,6 @@ def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointK
         _log.warning("no checkpoint can be written for now: %s", error.message)
         if keeper is not None and place.has_failed:
             keeper.forget(place)
-
-
-def make_coordinator(settings: ShardSettings) -> Coordinator:
-    usual = Liveness()
-    return Coordinator(
-        consistency=settings.consistency,
-        liveness=Liveness(
-            heartbeat_s=settings.heartbeat_s,
-            silence_s=settings.silence_s,
-            detached_s=min(usual.detached_s, settings.silence_s),
-            rejoin_s=settings.rejoin_s,
-            lost=settings.lost,
-        ),
-        num_shards=len(settings.addresses),
-        signer=Signer(settings.signing_key),
-        max_bytes=settings.max_store_bytes,
-        max_handed_bytes=settings.max_memory_bytes // HANDED_PART,
-    )
 
 
 if __name__ == "__main__":
