@@ -23,6 +23,7 @@ from psstore.client.store import Store
 from psstore.config import Credentials
 from psstore.net.address import parse_addresses
 from psstore.server.other_member import look_at, why_not_begin
+from psstore.server.settings import ServerSettings
 from psstore.server.shard_settings import LEASE_S
 from psstore.server.site import Site
 from tests.launch.test_metrics import get
@@ -493,8 +494,8 @@ def test_a_leader_that_was_taken_for_dead_ends_and_stands_by(hosts: Hosts) -> No
 
 
 def test_clients_are_sent_to_the_first_place_of_shard_0_and_to_its_standbys_on_another_host() -> None:
-    assert Site(0, [], (("unix:///run/store", "ps://h:5700"),)).url == "unix:///run/store"
-    url = Site(0, [], (("ps://h1:5700", "ps://h2:5701"),), "ps://h2:5701").url
+    assert Site(ServerSettings(), None, 0, [], (("unix:///run/store", "ps://h:5700"),)).url == "unix:///run/store"
+    url = Site(ServerSettings(), None, 0, [], (("ps://h1:5700", "ps://h2:5701"),), "ps://h2:5701").url
     assert [str(one) for one in parse_addresses(url)] == ["ps://h1:5700", "ps://h2:5701"]
 
 

@@ -405,10 +405,10 @@ def test_a_standby_that_has_taken_over_is_not_told_what_became_of_an_attempt_tha
 ) -> None:
     """Whoever has asked it meanwhile wishes for another one."""
     died, stays, leads = (mock.create_autospec(ShardProcess, instance=True) for _ in range(3))
-    site = mock.create_autospec(Site, instance=True, endpoints=[mock.Mock()])
     settings = ServerSettings(shards=2, checkpoint=str(tmp_path))
+    site = mock.create_autospec(Site, instance=True, settings=settings, endpoints=[mock.Mock()])
     with mock.patch.object(resharding, "ReshardProcess"):
-        attempt = Resharding(settings, 3, site=site, tcp=None, credentials=NO_CREDENTIALS, leaders=[died, stays])
+        attempt = Resharding(3, site=site, credentials=NO_CREDENTIALS, leaders=[died, stays])
     leads.tell.assert_not_called()
     attempt.come_to_nothing("of that", [leads, stays])
     leads.tell.assert_not_called()

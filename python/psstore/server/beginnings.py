@@ -11,14 +11,13 @@ import contextlib
 import logging
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from psstore.errors import AvailabilityError, BadArgument
-from psstore.net.address import TcpAddress
 from psstore.server.kept_monitor import KeptMonitor
 from psstore.server.processes import Signals
 from psstore.server.reports import Reports
-from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
 from psstore.server.store_life import RestoreFrom, StoreLife
 from psstore.server.store_token import StoreToken
@@ -33,33 +32,22 @@ LOOK_AGAIN_S = 0.2
 _log = logging.getLogger("psstore.supervisor")
 
 
+@dataclass(kw_only=True)
 class Beginnings:
     """Begins one life after the other."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        site: Site,
-        *,
-        tcp: TcpAddress | None,
-        token: StoreToken,
-        monitor: KeptMonitor,
-        reports: Reports,
-    ) -> None:
-        """`tcp`: where the site listens. `monitor`: started where shard 0 is on another host, and left running."""
-        self._settings = settings
-        self._site = site
-        self._tcp = tcp
-        self._token = token
-        self._monitor = monitor
-        self._reports = reports
-        self._former = ""
-        """Shard 0's id of the life before, where that is another host's."""
+    site: Site
+    token: StoreToken
+    monitor: KeptMonitor
+    """Started where shard 0 is on another host, and left running."""
+    reports: Reports
+    _former: str = ""
+    """Shard 0's id of the life before, where that is another host's."""
 
     def begin(self, restore: RestoreFrom | None) -> StoreLife | None:
         """Shard 0 begins a life, with `restore`; a shard on another host hears of it. None: a signal came first. Raises
         AuthFailed, BadArgument, StorageError."""
-        site, own = self._site, secrets.token_hex(8)
+        site, own = self.site, secrets.token_hex(8)
         if site.other is not None:
             joined = self._join(site.other, own, restore)
             if joined is None or isinstance(joined, StoreLife):
@@ -72,16 +60,16 @@ class Beginnings:
 
     def _follow(self, own: str, restore: RestoreFrom | None) -> StoreLife | None:
         """The life that shard 0 begins on another host. None: a signal came first."""
-        if self._settings.restarts:
-            self._site.refuse()
-        monitor = self._monitor.start(store=own, former=self._former, restore=restore)
-        if any(isinstance(event, Signals) for event in self._reports.wait()):
+        if self.site.settings.restarts:
+            self.site.refuse()
+        monitor = self.monitor.start(store=own, former=self._former, restore=restore)
+        if any(isinstance(event, Signals) for event in self.reports.wait()):
             return None
         begun = monitor.take()
         if begun.store is None:
             raise BadArgument(begun.reason or "")
-        if self._settings.restarts:
-            self._site.listen(self._settings, self._tcp)
+        if self.site.settings.restarts:
+            self.site.listen()
             restore = self._as_shard_0(begun.restored, restore)
         self._former = begun.store
         return StoreLife(
@@ -98,7 +86,8 @@ class Beginnings:
 
         if version < 0 or (restore is not None and restore.version == version):
             return None if version < 0 else restore
-        return find_checkpoint(f"{self._settings.checkpoint}@{version}", own_place=self._settings.checkpoint)
+        own_place = self.site.settings.checkpoint
+        return find_checkpoint(f"{own_place}@{version}", own_place=own_place)
 
     def _join(self, other: str, own: str, restore: RestoreFrom | None) -> StoreLife | Literal["begins"] | None:
         """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
@@ -106,9 +95,9 @@ class Beginnings:
         from psstore.server.other_member import look_at, promote, why_not_begin
         from psstore.server.voting import check_never_gone, other_shards
 
-        shard, credentials, has_said = self._site.first, self._token.credentials, False
-        others = other_shards(self._site.addresses, shard)
-        until = time.monotonic() + self._settings.patience_s
+        shard, credentials, has_said = self.site.first, self.token.credentials, False
+        others = other_shards(self.site.addresses, shard)
+        until = time.monotonic() + self.site.settings.patience_s
         life: StoreLife | Literal["begins"]
         while True:
             member: FoundMember | None = None
@@ -121,7 +110,7 @@ class Beginnings:
                     with contextlib.suppress(BadArgument):  # it waits for those who know
                         check_never_gone(others, other, credentials)
                         promote(other, credentials, force=True)
-            if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
+            if not self.site.settings.begins_as_standby() and (member is None or not member.may_lead):
                 why_not = None if member is not None else why_not_begin(shard, other, others, credentials)
                 if why_not is None:
                     life = "begins"
@@ -131,11 +120,11 @@ class Beginnings:
             if not has_said:
                 _log.warning("waiting for shard %d at %s, to stand by here", shard, other)
                 has_said = True
-                self._site.refuse()
-            if self._reports.wait(time.monotonic() + LOOK_AGAIN_S):
+                self.site.refuse()
+            if self.reports.wait(time.monotonic() + LOOK_AGAIN_S):
                 return None
         if has_said:
-            self._site.listen(self._settings, self._tcp)
+            self.site.listen()
         return life
 
     def _life_of(self, welcome: Welcome, own: str, restore: RestoreFrom | None) -> StoreLife:
@@ -153,4 +142,4 @@ class Beginnings:
 
     def _signing_key(self, store: str) -> bytes:
         """`store`: shard 0's id."""
-        return self._token.signing_key([shard[0] for shard in self._site.addresses], store=store)
+        return self.token.signing_key([shard[0] for shard in self.site.addresses], store=store)

@@ -7,21 +7,18 @@ import selectors
 import socket
 from collections.abc import Sequence
 
-from psstore.net.address import TcpAddress
 from psstore.server.kept_companion import KeptCompanion
 from psstore.server.listening import LOOPBACKS, bind_tcp
 from psstore.server.processes import CheckpointDuty, CheckpointProcess, MetricsDuty, MetricsProcess
-from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
 from psstore.server.store_token import StoreToken
 
 
 class Companions:
-    """Both are kept running for as long as they are to."""
+    """What writes checkpoints, and what answers /metrics: both are kept running for as long as they are to."""
 
     def __init__(
         self,
-        settings: ServerSettings,
         site: Site,
         *,
         token: StoreToken,
@@ -29,7 +26,6 @@ class Companions:
         selector: selectors.BaseSelector,
     ) -> None:
         """`metrics_socket`: where /metrics is answered. `selector`: where reports are registered."""
-        self._settings = settings
         self._site = site
         self._token = token
         self._metrics_socket = metrics_socket
@@ -38,16 +34,10 @@ class Companions:
         self._leads = False
         """A shard was led here when checkpoints were seen to last."""
         self.checkpoints = KeptCompanion(
-            self._start_checkpoints,
-            selector,
-            name="writes checkpoints",
-            when_let_be="none are written any more",
+            self._start_checkpoints, selector, name="writes checkpoints", when_let_be="none are written any more"
         )
         self.metrics = KeptCompanion(
-            self._start_metrics,
-            selector,
-            name="answers /metrics",
-            when_let_be="nothing is answered any more",
+            self._start_metrics, selector, name="answers /metrics", when_let_be="nothing is answered any more"
         )
 
     def next_wake(self) -> float:
@@ -62,7 +52,7 @@ class Companions:
         self.metrics.tick()
 
     def end(self) -> None:
-        """At once."""
+        """Ends both at once."""
         self.metrics.end()
         self.checkpoints.end()
 
@@ -84,20 +74,21 @@ class Companions:
 
     def begin_checkpoints(self) -> None:
         """If they are wanted, and from here. REQUIRES: none are written."""
-        if self._settings.checkpoint is not None and self._site.first == 0:
+        if self._site.settings.checkpoint is not None and self._site.first == 0:
             self.checkpoints.begin()
 
     def _start_checkpoints(self) -> CheckpointProcess:
-        assert self._settings.checkpoint is not None, "begin_checkpoints"
+        settings = self._site.settings
+        assert settings.checkpoint is not None, "begin_checkpoints"
         return CheckpointProcess(
             CheckpointDuty(
                 url=self._site.url,
                 credentials=self._token.credentials,
-                place=self._settings.checkpoint,
-                interval=self._settings.checkpoint_interval(),
+                place=settings.checkpoint,
+                interval=settings.checkpoint_interval(),
                 began_at=self._began_at,
-                log_level=self._settings.log_level,
-                log_format=self._settings.log_format,
+                log_level=settings.log_level,
+                log_format=settings.log_format,
             )
         )
 
@@ -109,7 +100,7 @@ class Companions:
             self.metrics.begin()
 
     def begin_metrics_anew(self) -> None:
-        """Has another process answer: the one before would say of a shard that was there, and reads, that it hangs."""
+        """Has a new process answer: the one before would say of a shard that was there, and reads, that it hangs."""
         self.metrics.end()
         self.begin_metrics()
 
@@ -129,14 +120,14 @@ class Companions:
                 addresses=tuple(str(endpoint.local) for endpoint in self._site.endpoints),
                 credentials=self._token.credentials,
                 socket=self._metrics_socket.fileno(),
-                log_level=self._settings.log_level,
-                log_format=self._settings.log_format,
+                log_level=self._site.settings.log_level,
+                log_format=self._site.settings.log_format,
             )
         )
 
 
-def bind_metrics(settings: ServerSettings, tcp: TcpAddress | None) -> socket.socket | None:
+def bind_metrics(site: Site) -> socket.socket | None:
     """Where /metrics is to be answered; None: nowhere. Raises BadArgument."""
-    if settings.metrics is None:
+    if site.settings.metrics is None:
         return None
-    return bind_tcp(tcp.host if tcp is not None else "127.0.0.1", settings.metrics, flag="--metrics")
+    return bind_tcp(site.tcp.host if site.tcp is not None else "127.0.0.1", site.settings.metrics, flag="--metrics")

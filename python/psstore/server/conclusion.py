@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from psstore.exit_codes import EXIT_FAILED, EXIT_OK
@@ -33,40 +33,32 @@ LAST_CHECKPOINT_S = 600.0
 _log = logging.getLogger("psstore.supervisor")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Conclusion:
     """Brings one life of a store to its end."""
 
-    def __init__(
-        self,
-        site: Site,
-        groups: ShardGroups | ApartGroup,
-        *,
-        checkpoints: KeptCompanion[CheckpointProcess],
-        monitor: PeerMonitor | None,
-        reports: Reports,
-    ) -> None:
-        self._site = site
-        self._groups = groups
-        self._checkpoints = checkpoints
-        self._monitor = monitor
-        self._reports = reports
+    site: Site
+    groups: ShardGroups | ApartGroup
+    checkpoints: KeptCompanion[CheckpointProcess]
+    monitor: PeerMonitor | None
+    reports: Reports
 
     def conclude(self, ending: Ending) -> Ending:
         """Does what is left to do, and returns what becomes of the end with that. The shards are there still."""
         is_written = ending.status != EXIT_OK or self._end_checkpoints()
         if not ending.is_asked:
             if ending.status == EXIT_OK:
-                self._groups.store_ends()
-            self._linger(self._site.ended_before(leads=self._groups.leads))
+                self.groups.store_ends()
+            self._linger(self.site.ended_before(leads=self.groups.leads))
         if is_written:
             return ending
         return replace(ending, status=EXIT_FAILED, reason="the last checkpoint was not written; the log says why")
 
     def _end_checkpoints(self) -> bool:
         """Has the last one written. Another signal ends the wait. False: it is not."""
-        process = self._checkpoints.process
+        process = self.checkpoints.process
         if process is None:
-            return not self._checkpoints.is_to_run
+            return not self.checkpoints.is_to_run
         process.finish()
         until = time.monotonic() + LAST_CHECKPOINT_S
         while (events := self._hear(until)) and process not in events:
@@ -74,7 +66,7 @@ class Conclusion:
         if events == []:
             _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
         is_written = bool(events) and not process.has_failed()
-        self._checkpoints.end()
+        self.checkpoints.end()
         return is_written
 
     def _linger(self, places: Sequence[str]) -> None:
@@ -90,15 +82,15 @@ class Conclusion:
     def _hear(self, deadline: float) -> list[Event] | None:
         """What comes by then; standbys lead meanwhile, or are done without. None: there is nothing to wait for any
         more, since a signal has come, or the store is lost."""
-        groups = self._groups
+        groups = self.groups
         while True:
             if isinstance(groups, ShardGroups):
                 groups.take_wish()  # the store goes on with no shards
             fate = groups.tick()
-            events = self._reports.wait(0.0 if fate else min(deadline, groups.next_wake()))
+            events = self.reports.wait(0.0 if fate else min(deadline, groups.next_wake()))
             lost = [fate, *(groups.heard(event) for event in events if isinstance(event, ShardProcess))]
-            if self._monitor is not None and self._monitor in events:
-                self._monitor.take()  # it knows of the end, as we do
+            if self.monitor is not None and self.monitor in events:
+                self.monitor.take()  # it knows of the end, as we do
             if any(isinstance(event, Signals) for event in events) or any(one is not None for one in lost):
                 return None
             if events or time.monotonic() >= deadline:

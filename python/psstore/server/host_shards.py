@@ -13,6 +13,7 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ from psstore.server.keep_trying import keep_trying
 from psstore.server.pipe_words import READY, RESHARD
 from psstore.server.processes import ShardProcess, Signals
 from psstore.server.reports import COMPANIONS, Event, Reports
-from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
 from psstore.server.shard_settings import Follows, shard_settings
 from psstore.server.site import Site
@@ -48,28 +48,19 @@ StartProcess = Callable[[int, Follows | None], ShardProcess]
 """Starts the process of a shard, or of a standby that follows it."""
 
 
+@dataclass(kw_only=True)
 class HostShards:
     """The shards of one life of the store after the other."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        site: Site,
-        *,
-        token: StoreToken,
-        reports: Reports,
-        selector: selectors.BaseSelector,
-    ) -> None:
-        """`selector`: where their reports are registered."""
-        self.groups: ShardGroups | ApartGroup | None = None
-        """None: not all of them are ready, or none runs."""
-        self._settings = settings
-        self._site = site
-        self._token = token
-        self._reports = reports
-        self._selector = selector
-        self._starting: list[ShardProcess] = []
-        """Shards that are not ready yet."""
+    site: Site
+    token: StoreToken
+    reports: Reports
+    selector: selectors.BaseSelector
+    """Where their reports are registered."""
+    groups: ShardGroups | ApartGroup | None = None
+    """None: not all of them are ready, or none runs."""
+    _starting: list[ShardProcess] = field(default_factory=list)
+    """Shards that are not ready yet."""
 
     @property
     def processes(self) -> list[ShardProcess]:
@@ -92,7 +83,7 @@ class HostShards:
         return keep_trying(
             partial(self._start, life, goes_on),
             (BadArgument, OSError),
-            patience_s=self._settings.patience_s,
+            patience_s=self.site.settings.patience_s,
             pause=partial(self._pause, life),
         )
 
@@ -100,28 +91,26 @@ class HostShards:
         """Before it is tried again to start them all. Why it is over, if it is meanwhile."""
         _log.warning("%s; it is tried again in %g s", error, pause_s)
         self.kill()
-        events = self._reports.wait(time.monotonic() + pause_s)
+        events = self.reports.wait(time.monotonic() + pause_s)
         return self._ended_early(life, events[0]) if events else None
 
     def _start(self, life: StoreLife, goes_on: bool) -> Ending | None:
         def start(shard: int, follows: Follows | None) -> ShardProcess:
-            told = shard_settings(
-                self._settings, self._site, life, shard, token=self._token, goes_on=goes_on, follows=follows
-            )
+            told = shard_settings(self.site, life, shard, token=self.token, goes_on=goes_on, follows=follows)
             return ShardProcess(told)
 
-        if self._site.other is not None:
-            return self._start_apart(self._site.other, life, start)
-        for index in range(self._site.first, self._site.first + len(self._site.endpoints)):
+        if self.site.other is not None:
+            return self._start_apart(self.site.other, life, start)
+        for index in range(self.site.first, self.site.first + len(self.site.endpoints)):
             child = start(index, None)
             self._starting.append(child)
-            self._selector.register(child.report, selectors.EVENT_READ, child)
-        reads_storage = life.restore is not None or self._settings.checkpoint is not None
+            self.selector.register(child.report, selectors.EVENT_READ, child)
+        reads_storage = life.restore is not None or self.site.settings.checkpoint is not None
         start_s = RESTORE_S if reads_storage else START_S
         deadline = time.monotonic() + start_s
         waiting, wishes = list(self._starting), list[int]()
         while waiting:
-            events = self._reports.wait(deadline)
+            events = self.reports.wait(deadline)
             if not events:
                 raise BadArgument(f"not ready within {start_s:g} s: {', '.join(child.name for child in waiting)}")
             for event in events:
@@ -129,11 +118,11 @@ class HostShards:
                     return self._ended_early(life, event)
                 if says_ready(event, wishes):
                     waiting.remove(event)
-        leaders, self._starting = dict(enumerate(self._starting, start=self._site.first)), []
+        leaders, self._starting = dict(enumerate(self._starting, start=self.site.first)), []
         self.groups = ShardGroups(
             leaders,
-            start_standby=partial(self._start_standby, start) if self._settings.standbys else None,
-            selector=self._selector,
+            start_standby=partial(self._start_standby, start) if self.site.settings.standbys else None,
+            selector=self.selector,
             wish=wishes[-1] if wishes else None,
         )
         return None
@@ -143,20 +132,20 @@ class HostShards:
         from psstore.server.apart_group import ApartGroup
         from psstore.server.voting import other_shards
 
-        shard, own = self._site.first, str(self._site.endpoints[0].addresses[0])
+        shard, own = self.site.first, str(self.site.endpoints[0].addresses[0])
         group = self.groups = ApartGroup(
             index=shard,
             other=other,
-            others=other_shards(self._site.addresses, shard),
-            credentials=self._token.credentials,
-            patience_s=self._settings.patience_s,
+            others=other_shards(self.site.addresses, shard),
+            credentials=self.token.credentials,
+            patience_s=self.site.settings.patience_s,
             start=lambda leads: start(shard, None if leads else _following(other, place=own)),
-            selector=self._selector,
+            selector=self.selector,
         )
         group.begin(leads=not life.is_joined)
         while not group.is_up:
             group.tick()
-            for event in self._reports.wait(group.next_wake):
+            for event in self.reports.wait(group.next_wake):
                 if not isinstance(event, ShardProcess):
                     return self._ended_early(life, event)
                 fate = group.heard(event)
@@ -165,7 +154,7 @@ class HostShards:
         return None
 
     def _start_standby(self, start: StartProcess, shard: int) -> ShardProcess:
-        return start(shard, _following(str(self._site.endpoints[shard - self._site.first].local)))
+        return start(shard, _following(str(self.site.endpoints[shard - self.site.first].local)))
 
     def _ended_early(self, life: StoreLife, event: Event) -> Ending:
         """Before what runs here was ready. Raises BadArgument where nothing of the store has been here, and it does not
@@ -174,16 +163,16 @@ class HostShards:
             return Ending(EXIT_OK)
         assert not isinstance(event, (ShardProcess, *COMPANIONS)), "none runs, or they begin when all are ready"
         ending = Ending.heard(event.take())
-        if not life.is_joined and (ending.dead is None or not self._settings.restarts):
+        if not life.is_joined and (ending.dead is None or not self.site.settings.restarts):
             raise BadArgument(ending.reason or "")
         return ending
 
     # ---- end ----
 
     def kill(self) -> None:
-        """At once: none runs any more."""
+        """Ends all of them at once."""
         for child in self.processes:
-            self._selector.unregister(child.report)
+            self.selector.unregister(child.report)
             child.kill()
         self._starting, self.groups = [], None
 
@@ -194,7 +183,7 @@ class HostShards:
             child.process.terminate()
         deadline = time.monotonic() + STOP_S
         while running:
-            events = self._reports.wait(deadline)
+            events = self.reports.wait(deadline)
             if not events or any(isinstance(event, Signals) for event in events):
                 _log.warning("killing %s", ", ".join(child.name for child in running))
                 return
@@ -202,7 +191,7 @@ class HostShards:
                 assert isinstance(ended, ShardProcess), "the monitor has ended"
                 if ended.told() is not None:
                     continue
-                self._selector.unregister(ended.report)
+                self.selector.unregister(ended.report)
                 if ended not in running:
                     continue  # a standby, which is not waited for
                 running.remove(ended)

@@ -20,8 +20,8 @@ def keep_trying(
     patience_s: float,
     pause: Callable[[E, float], T | None],
 ) -> T:
-    """What the attempt comes to, within `patience_s`; then it raises the last of these errors. `pause`: waits for so
-    long after an error; what it returns, but for None, or raises is the end of it."""
+    """What the attempt comes to. It is made again after one of these errors, but not after `patience_s`. `pause` waits
+    for so many seconds after an error: if it raises one itself, or returns anything but None, that is the end of it."""
     until, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
     while True:
         try:

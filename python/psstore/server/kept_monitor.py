@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
 from psstore.server.store_life import RestoreFrom
 from psstore.server.store_token import StoreToken
@@ -15,53 +15,46 @@ if TYPE_CHECKING:
     from psstore.server.peer_monitor import PeerMonitor
 
 
+@dataclass(kw_only=True)
 class KeptMonitor:
     """One at a time: `current`."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        site: Site,
-        *,
-        token: StoreToken,
-        leads: Callable[[], bool],
-        selector: selectors.BaseSelector,
-    ) -> None:
-        """`leads`: whether a shard is led here; called on the monitor's thread. `selector`: where it is registered."""
-        self.current: PeerMonitor | None = None
-        self._settings = settings
-        self._site = site
-        self._token = token
-        self._leads = leads
-        self._selector = selector
+    site: Site
+    token: StoreToken
+    leads: Callable[[], bool]
+    """Whether a shard is led here; called on the monitor's thread."""
+    selector: selectors.BaseSelector
+    """Where it is registered."""
+    current: PeerMonitor | None = None
 
     def start(self, *, store: str, former: str = "", restore: RestoreFrom | None, is_new: bool = True) -> PeerMonitor:
-        """As in Duty. `restore`: what this host's shards begin with. REQUIRES: there is none."""
+        """Starts one, with that in its Duty. `restore`: what this host's shards begin with. REQUIRES: there is none."""
         from psstore.server.peer_monitor import Duty, PeerMonitor
 
+        settings = self.site.settings
         duty = Duty(
-            index=self._site.first,
-            addresses=tuple(shard[0] for shard in self._site.addresses),
-            asked_at=self._site.watched(),
-            consistency=self._settings.consistency(),
-            credentials=self._token.credentials,
+            index=self.site.first,
+            addresses=tuple(shard[0] for shard in self.site.addresses),
+            asked_at=self.site.watched(),
+            consistency=settings.consistency(),
+            credentials=self.token.credentials,
             restored=restore.version if restore is not None else -1,
-            goes_back=self._settings.restarts > 0,
-            is_whole=self._site.is_whole,
+            goes_back=settings.restarts > 0,
+            is_whole=self.site.is_whole,
             is_new=is_new,
             store=store,
             former=former,
-            has_last_word=lambda: self._site.first == 0 and self._leads(),
-            until_done=self._settings.until_done,
-            patience_s=self._settings.patience_s,
+            has_last_word=lambda: self.site.first == 0 and self.leads(),
+            until_done=settings.until_done,
+            patience_s=settings.patience_s,
         )
         self.current = PeerMonitor(duty)
-        self._selector.register(self.current.readable, selectors.EVENT_READ, self.current)
+        self.selector.register(self.current.readable, selectors.EVENT_READ, self.current)
         return self.current
 
     def end(self) -> None:
-        """If there is one."""
+        """Stops it, if there is one."""
         if self.current is not None:
-            self._selector.unregister(self.current.readable)
+            self.selector.unregister(self.current.readable)
             self.current.stop()
             self.current = None

@@ -7,7 +7,6 @@ from typing import TextIO
 
 import msgspec
 
-from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
 from psstore.types import workers_text
 
@@ -42,9 +41,9 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
         return f"psstore-server ready: {self.url} ({shards}: {places}; {self.mode}, {workers}{metrics})"
 
 
-def ready_line(settings: ServerSettings, site: Site, *, store: str, is_standby: bool, metrics: str | None) -> ReadyLine:
+def ready_line(site: Site, *, store: str, is_standby: bool, metrics: str | None) -> ReadyLine:
     """`store`: this host's id of its life."""
-    terms = settings.consistency()
+    terms = site.settings.consistency()
     return ReadyLine(
         url=site.url,
         shards=site.addresses,

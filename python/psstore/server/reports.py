@@ -33,7 +33,7 @@ class Reports:
         self._metrics = metrics
 
     def wait(self, deadline: float | Callable[[], float] = math.inf) -> list[Event]:
-        """Who has something to report: `Signals`, if the store is to end. None by the deadline: nobody has."""
+        """Who has something to report: `Signals`, if the store is to end. An empty list at the deadline: nobody has."""
         while True:
             left_s = max(0.0, (deadline() if callable(deadline) else deadline) - time.monotonic())
             events = [key.data for key, _ in self._selector.select(left_s if left_s < math.inf else None)]

@@ -18,12 +18,12 @@ import msgspec
 
 from psstore.config import Credentials
 from psstore.errors import BadArgument
-from psstore.net.address import TcpAddress
 from psstore.server.pipe_words import NOT_RESHARDED, STAND_STILL, WRITTEN
 from psstore.server.processes import ReshardDuty, ReshardProcess, ShardProcess
 from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site
+from psstore.server.store_token import StoreToken
 from psstore.server.temporary_place import TemporaryPlace
 
 _log = logging.getLogger("psstore.supervisor")
@@ -37,20 +37,19 @@ class Resharding:
 
     def __init__(
         self,
-        settings: ServerSettings,
         num_shards: int,
         *,
         site: Site,
-        tcp: TcpAddress | None,
         credentials: Credentials,
         leaders: Sequence[ShardProcess],
     ) -> None:
-        """`settings`: of the store as it is. `leaders`: its shards. Raises BadArgument, with nothing begun."""
+        """`site`: of the store as it is. `leaders`: its shards. Raises BadArgument, with nothing begun."""
+        settings = site.settings
         self.settings = _with_shards(settings, num_shards)
         self.leaders = list(leaders)
         self.until = time.monotonic() + STANDS_S
         self._is_changed = False
-        self._more = site.more(self.settings, tcp)
+        self._more = site.more(self.settings)
         self._temporary: TemporaryPlace | None = None
         """Where it is written down, unless it has a place for checkpoints."""
         client = secrets.token_hex(16)
@@ -87,7 +86,7 @@ class Resharding:
         """From now on the site is that of the new shards. REQUIRES: the old ones have ended."""
         self._is_changed = True
         self.process.kill()
-        site.reshard(self.settings.shards, self._more)
+        site.reshard(self.settings, self._more)
 
     def end(self) -> None:
         """The supervisor ends, for whatever reason."""
@@ -114,16 +113,18 @@ class Reshardings:
 
     def __init__(
         self,
-        begin: Callable[[int, Sequence[ShardProcess]], Resharding],
-        selector: selectors.BaseSelector,
+        site: Site,
         *,
+        token: StoreToken,
+        selector: selectors.BaseSelector,
         checkpoints_end: Callable[[], None],
         checkpoints_begin: Callable[[], None],
     ) -> None:
-        """`begin`: begins one, from these shards to so many. `selector`: where its process's report is registered.
-        `checkpoints_end`, `checkpoints_begin`: no other checkpoint is written meanwhile."""
+        """`selector`: where its process's report is registered. `checkpoints_end`, `checkpoints_begin`: no other
+        checkpoint is written meanwhile."""
         self.current: Resharding | None = None
-        self._begin = begin
+        self._site = site
+        self._token = token
         self._selector = selector
         self._checkpoints_end = checkpoints_end
         self._checkpoints_begin = checkpoints_begin
@@ -148,11 +149,13 @@ class Reshardings:
         attempt.come_to_nothing(why, groups.leaders)
         self._checkpoints_begin()
 
-    def change(self, site: Site) -> None:
-        """The old shards have ended, for others to begin. REQUIRES: one has begun."""
+    def change(self) -> str:
+        """From now on the site is that of the new shards. Where the store is written down. REQUIRES: one has begun, and
+        the old shards have ended."""
         assert self.current is not None
         self._selector.unregister(self.current.process.report)
-        self.current.change(site)
+        self.current.change(self._site)
+        return self.current.place
 
     def done(self) -> None:
         """The new shards serve."""
@@ -182,7 +185,9 @@ class Reshardings:
         if self.current is not None:
             return  # who asks is told what becomes of that
         try:
-            self.current = self._begin(num_shards, groups.leaders)
+            self.current = Resharding(
+                num_shards, site=self._site, credentials=self._token.credentials, leaders=groups.leaders
+            )
         except (BadArgument, OSError) as error:
             groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")
             return

@@ -10,6 +10,7 @@ from psstore.checkpoint.place import open_place
 from psstore.errors import CheckpointNotFound, StorageError
 from psstore.server.keep_trying import keep_trying
 from psstore.server.reports import Reports
+from psstore.server.settings import ServerSettings
 from psstore.server.store_life import RestoreFrom
 from psstore.server.store_state import LINEAGE
 
@@ -33,14 +34,14 @@ def find_checkpoint(asked: str, *, own_place: str | None) -> RestoreFrom | None:
         raise
 
 
-def find_again(asked: str, *, own_place: str | None, patience_s: float, reports: Reports) -> RestoreFrom | None:
-    """As `find_checkpoint`, of a store that goes on: storage that fails may do so for a while. Tries for `patience_s`,
-    or until there is a report. Raises StorageError, BadArgument."""
+def find_again(asked: str, settings: ServerSettings, reports: Reports) -> RestoreFrom | None:
+    """As `find_checkpoint`, of a store that goes on: storage that fails may do so for a while. Tries until the
+    settings' patience is at an end, or there is a report. Raises StorageError, BadArgument."""
 
     def pause(error: StorageError, pause_s: float) -> None:
         if reports.wait(time.monotonic() + pause_s):  # it is to end
             raise error
         _log.warning("%s; it is looked for again", error.message)
 
-    attempt = partial(find_checkpoint, asked, own_place=own_place)
-    return keep_trying(attempt, StorageError, patience_s=patience_s, pause=pause)
+    attempt = partial(find_checkpoint, asked, own_place=settings.checkpoint)
+    return keep_trying(attempt, StorageError, patience_s=settings.patience_s, pause=pause)

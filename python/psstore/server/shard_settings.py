@@ -9,7 +9,7 @@ import msgspec
 from psstore.config import Credentials
 from psstore.net.token_files import TokenSources
 from psstore.protocol.membership import OfLost
-from psstore.server.settings import LogFormat, LogLevel, Loop, ServerSettings
+from psstore.server.settings import LogFormat, LogLevel, Loop
 from psstore.server.store_life import RestoreFrom, StoreLife
 from psstore.types import Consistency, place_shards
 
@@ -103,7 +103,6 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shard_settings(
-    settings: ServerSettings,
     site: Site,
     life: StoreLife,
     index: int,
@@ -113,6 +112,7 @@ def shard_settings(
     follows: Follows | None,
 ) -> ShardSettings:
     """`follows`: of a standby."""
+    settings = site.settings
     devices = place_shards(settings.device, len(site.endpoints))
     max_memory_bytes = settings.max_memory_bytes()
     num_processes = len(site.endpoints) * (1 + settings.standbys)

@@ -15,6 +15,10 @@ from psstore.server.settings import ServerSettings
 class Site:
     """Owns the endpoints of the shards that run here."""
 
+    settings: ServerSettings
+    """What the store was told, with the number of shards that it has by now."""
+    tcp: TcpAddress | None
+    """Where to listen, see `tcp_address`."""
     first: int
     """Index of the first of them."""
     endpoints: list[Endpoint]
@@ -64,25 +68,26 @@ class Site:
         for endpoint in self.endpoints:
             endpoint.close()
 
-    def listen(self, settings: ServerSettings, tcp: TcpAddress | None) -> None:
+    def listen(self) -> None:
         """Again, where it did before. Raises BadArgument."""
-        self.endpoints[:] = open_site(settings, tcp).endpoints
+        self.endpoints[:] = open_site(self.settings, self.tcp).endpoints
 
     def sockets(self, index: int) -> tuple[int, ...]:
         """File descriptors of what the process of a shard listens at."""
         own = [self.endpoints[index - self.first], *(self.former if index == 0 else ())]
         return tuple(sock.fileno() for endpoint in own for sock in endpoint.sockets)
 
-    def more(self, settings: ServerSettings, tcp: TcpAddress | None) -> list[Endpoint]:
+    def more(self, settings: ServerSettings) -> list[Endpoint]:
         """Endpoints that are missing for as many shards as the settings have. Raises BadArgument, with nothing left
         bound. REQUIRES: `is_whole`."""
         have = len(self.endpoints) + len(self.former)
-        return _bind(range(have, settings.shards), settings, tcp)
+        return _bind(range(have, settings.shards), settings, self.tcp)
 
-    def reshard(self, num_shards: int, more: Sequence[Endpoint]) -> None:
-        """From now on so many shards run here. `more`: what was missing for that."""
+    def reshard(self, settings: ServerSettings, more: Sequence[Endpoint]) -> None:
+        """From now on as many shards run here as the settings have. `more`: what was missing for that."""
         endpoints = [*self.endpoints, *self.former, *more]
-        self.endpoints, self.former = endpoints[:num_shards], endpoints[num_shards:]
+        self.settings = settings
+        self.endpoints, self.former = endpoints[: settings.shards], endpoints[settings.shards :]
         self.addresses = _addresses(self.endpoints)
 
     def close(self) -> None:
@@ -112,7 +117,7 @@ def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
     hosts = settings.hosts()
     if hosts is None:
         endpoints = _bind(range(settings.shards), settings, tcp)
-        return Site(0, endpoints, _addresses(endpoints))
+        return Site(settings, tcp, 0, endpoints, _addresses(endpoints))
     places = list(zip(hosts, *filter(None, [settings.standby_hosts()]), strict=True))
     index, own = (settings.shard_index or 0) % len(hosts), member_place(settings)
     endpoints = bind_shards(
@@ -124,7 +129,7 @@ def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
         tls=own.tls,
     )
     other = next((str(place) for place in places[index] if place != own), None)
-    return Site(index, endpoints, tuple(tuple(map(str, place)) for place in places), other)
+    return Site(settings, tcp, index, endpoints, tuple(tuple(map(str, place)) for place in places), other)
 
 
 def member_place(settings: ServerSettings) -> TcpAddress:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
@@ -29,7 +29,7 @@ from psstore.server.kept_monitor import KeptMonitor
 from psstore.server.processes import ShardProcess, Signals
 from psstore.server.ready_line import ReadyLine, announce, ready_line
 from psstore.server.reports import Event, Reports
-from psstore.server.resharding import Resharding, Reshardings
+from psstore.server.resharding import Reshardings
 from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import open_site
@@ -50,7 +50,7 @@ class Supervisor:
         """`tcp`: where to listen, see site.tcp_address. Raises BadArgument."""
         settings.check()
         self._settings = settings
-        """With the number of shards that the store has by now. Everybody else goes by the site's."""
+        """As the store begins; then it goes by the site's."""
         self._tcp = tcp
         self._token = StoreToken(settings, tcp)
         self._num_restarts = 0
@@ -71,6 +71,7 @@ class Supervisor:
     # ---- lives, one after the other ----
 
     def _supervise(self, restore: RestoreFrom | None, say: Callable[[ReadyLine], None]) -> int:
+        """From the beginning of the first to the end of the last. Returns the exit status."""
         self._companions.begin_metrics()
         ending = Ending(EXIT_OK)
         life = self._beginnings.begin(restore)
@@ -105,8 +106,8 @@ class Supervisor:
         if ending.written is not None or ending.dead is not None:
             return ending
         return Conclusion(
-            self._site,
-            groups,
+            site=self._site,
+            groups=groups,
             checkpoints=self._companions.checkpoints,
             monitor=self._monitor.current,
             reports=self._reports,
@@ -119,11 +120,11 @@ class Supervisor:
             return
         self._is_announced = True
         is_standby, metrics = not self._shards.leads, self._companions.metrics_url()
-        say(ready_line(self._settings, self._site, store=life.own, is_standby=is_standby, metrics=metrics))
+        say(ready_line(self._site, store=life.own, is_standby=is_standby, metrics=metrics))
 
     def _await_end(self, life: StoreLife, groups: ShardGroups | ApartGroup) -> Ending:
         """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
-        if self._monitor.current is None and (self._settings.until_done or not self._site.is_whole):
+        if self._monitor.current is None and (self._site.settings.until_done or not self._site.is_whole):
             self._start_monitor(life)
         monitor = self._monitor.current
         events: list[Event] = []
@@ -158,18 +159,19 @@ class Supervisor:
     def _go_back(self, life: StoreLife, ending: Ending) -> StoreLife | None:
         """Ends what is left of a store whose shards have died, for all to start again from its latest checkpoint. Our
         sockets stay open: who connects meanwhile waits. None: it is over."""
-        if ending.dead is None or self._num_restarts == self._settings.restarts:
+        most = self._site.settings.restarts
+        if ending.dead is None or self._num_restarts == most:
             return None
         self._end_all()
         self._companions.begin_metrics_anew()
         self._num_restarts += 1
-        restart = f"restart {self._num_restarts} of {self._settings.restarts}"
+        restart = f"restart {self._num_restarts} of {most}"
         if self._site.first != 0:
             _log.warning("%s; waiting for shard 0 to go back (%s)", ending.dead, restart)
             return self._beginnings.begin(life.restore)
-        from psstore.server.restore_plan import AUTO
+        from psstore.server.restore_plan import AUTO, find_again
 
-        restore = self._find_again(AUTO) or life.restore
+        restore = find_again(AUTO, self._site.settings, self._reports) or life.restore
         if restore is None:
             _log.error("%s, before there was a checkpoint to go back to", ending.dead)
             return None
@@ -179,31 +181,19 @@ class Supervisor:
     def _reshard(self, ending: Ending) -> StoreLife | None:
         """Ends the shards of a store that stands still and is written down, for others to go on with that. None: it
         does not."""
-        resharding = self._reshardings.current
-        if ending.written is None or resharding is None:
+        if ending.written is None:
             return None
-        self._end_all()
-        self._reshardings.change(self._site)
-        self._settings = resharding.settings
-        self._token.also_for(self._site.own())
-        restore = self._find_again(f"{resharding.place}@{ending.written}")
-        self._companions.begin_metrics_anew()
-        _log.warning(
-            "the store stands still at version %d, and goes on with %d shards", ending.written, self._settings.shards
-        )
-        return self._beginnings.begin(restore)
-
-    def _begin_resharding(self, num_shards: int, leaders: Sequence[ShardProcess]) -> Resharding:
-        credentials = self._token.credentials
-        return Resharding(
-            self._settings, num_shards, site=self._site, tcp=self._tcp, credentials=credentials, leaders=leaders
-        )
-
-    def _find_again(self, asked: str) -> RestoreFrom | None:
         from psstore.server.restore_plan import find_again
 
-        own_place, patience_s = self._settings.checkpoint, self._settings.patience_s
-        return find_again(asked, own_place=own_place, patience_s=patience_s, reports=self._reports)
+        self._end_all()
+        place, settings = self._reshardings.change(), self._site.settings
+        self._token.also_for(self._site.own())
+        restore = find_again(f"{place}@{ending.written}", settings, self._reports)
+        self._companions.begin_metrics_anew()
+        _log.warning(
+            "the store stands still at version %d, and goes on with %d shards", ending.written, settings.shards
+        )
+        return self._beginnings.begin(restore)
 
     def _end_all(self) -> None:
         """Kills whatever runs of this life of the store."""
@@ -215,27 +205,26 @@ class Supervisor:
 
     def _open(self, opened: contextlib.ExitStack) -> None:
         """Makes all that is closed in the end, however that comes. Raises BadArgument."""
-        settings, token = self._settings, self._token
-        site = self._site = open_site(settings, self._tcp)
+        token = self._token
+        site = self._site = open_site(self._settings, self._tcp)
         opened.callback(site.close)
-        metrics_socket = bind_metrics(settings, self._tcp)
+        metrics_socket = bind_metrics(site)
         if metrics_socket is not None:
             opened.enter_context(metrics_socket)
         token.make(site.own())
         opened.callback(token.close)
         selector = opened.enter_context(selectors.DefaultSelector())
-        self._companions = Companions(settings, site, token=token, metrics_socket=metrics_socket, selector=selector)
+        self._companions = Companions(site, token=token, metrics_socket=metrics_socket, selector=selector)
         self._reports = Reports(selector, metrics=self._companions.metrics)
-        self._shards = HostShards(settings, site, token=token, reports=self._reports, selector=selector)
+        self._shards = HostShards(site=site, token=token, reports=self._reports, selector=selector)
         opened.callback(self._shards.close)
-        self._monitor = KeptMonitor(settings, site, token=token, leads=lambda: self._shards.leads, selector=selector)
+        self._monitor = KeptMonitor(site=site, token=token, leads=lambda: self._shards.leads, selector=selector)
         opened.callback(self._monitor.end)
-        self._beginnings = Beginnings(
-            settings, site, tcp=self._tcp, token=token, monitor=self._monitor, reports=self._reports
-        )
+        self._beginnings = Beginnings(site=site, token=token, monitor=self._monitor, reports=self._reports)
         self._reshardings = Reshardings(
-            self._begin_resharding,
-            selector,
+            site,
+            token=token,
+            selector=selector,
             checkpoints_end=self._companions.checkpoints.end,
             checkpoints_begin=self._companions.begin_checkpoints,
         )
