@@ -272,7 +272,8 @@ def kill_writer(process: StoreProcess) -> None:
 class Hosts:
     """A store of two shards, each of which is started by itself, and may start again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self._flags = flags
         self.token = folder / "token"
         self.token.write_text("a secret that both of them have")
         self.token.chmod(0o600)
@@ -284,7 +285,7 @@ class Hosts:
     def start(self, index: int) -> StoreProcess:
         where = ("--shards-at", self._places, "--shard-index", str(index), "--token-file", str(self.token))
         flags = ("--checkpoint", self._place, "--checkpoint-every", "1000000", "--restore", "auto", "--restarts", "5")
-        return StoreProcess(*where, *flags, port=None)
+        return StoreProcess(*where, *flags, *self._flags, port=None)
 
     def connect(self) -> Store:
         store = psstore.connect(
@@ -336,6 +337,25 @@ def test_the_shards_of_several_hosts_go_back_together(hosts: Hosts, whole: bool)
             assert_array_equal(store.pull("w"), np.full(ELEMS, -3.0, F32))
         train(store, until=6)
         assert_array_equal(store.pull("w"), np.full(ELEMS, -6.0, F32))
+
+
+@pytest.mark.one_loop
+def test_the_shards_of_several_hosts_go_back_together_after_a_worker_has_left(tmp_path: Path) -> None:
+    """In the life before: nothing was done in the one that begins."""
+    hosts = Hosts(tmp_path, "--workers", "2")
+    try:
+        with hosts.connect() as store:
+            hosts.connect().close()
+            train(store, until=3)
+            assert store.checkpoint() == 3
+            shard_of(hosts.shards[1]).kill()
+            with pytest.raises(RolledBack):
+                pull_for_ever(store)
+            store.reconnect()
+            train(store, until=5)
+    finally:
+        for shard in hosts.shards:
+            shard.end()
 
 
 @pytest.mark.one_loop

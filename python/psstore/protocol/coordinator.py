@@ -327,6 +327,7 @@ class Coordinator:
             "decision_log": len(self.rounds.log),
             "max_staleness": self.rounds.max_staleness,
             "tensors": len(self.schemas.names().names),
+            "worker_changes": self.membership.num_changes,
             "workers_live": len(live),
             "workers_lost": len(lost),
             "commits_waiting": self.rounds.num_waiting,

@@ -90,7 +90,7 @@ class Membership:
         self.claimed: frozenset[int] = frozenset()
         """Ranks that those will have who wait for their first round."""
         self.num_changes = 0
-        """How often a worker's state has changed."""
+        """How often a worker's state has changed in this life of the store."""
         self._awaited: set[int] = set()
         """Ranks of a group that goes on in this life of the store, which have not come back yet."""
         self._incarnations: dict[int, int] = {}
@@ -176,6 +176,7 @@ class Membership:
         for worker in left:
             self._begin(worker)
             self.leave(worker)
+        self.num_changes = 0
 
     def find(self, client: str) -> Worker | None:
         """The worker that this client is, or was until it left; None if it is none, or an older life."""

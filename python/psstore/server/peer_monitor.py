@@ -216,7 +216,7 @@ def _is_in_use(welcome: Welcome, counters: Mapping[str, int | float | str]) -> b
     return bool(
         counters["decisions"] != max(0, welcome.restored)
         or (counters["tensors"] and welcome.restored < 0)
-        or any(counters[name] for name in ("ranks_live", "ranks_lost", "ranks_left"))
+        or counters["worker_changes"]  # those that it was restored with have done nothing there
     )
 
 
