@@ -277,11 +277,22 @@ def test_a_long_log_is_read_once() -> None:
 # ---- checkpoints ----
 
 
-def restored(state: StoreState, *, most: int = 4) -> FakeStore:
-    store = elastic(most=most)
+def restored(state: StoreState, *, most: int = 4, fewest: int | None = 1) -> FakeStore:
+    store = FakeStore(num_workers=most, fewest=fewest, liveness=Liveness(lost="drop"))
     read = msgspec.json.decode(msgspec.json.encode(state), type=StoreState)
     restore_coordinator(store.coordinator, read, [], without_value=())
     return store
+
+
+def of_two(store: FakeStore) -> tuple[Peer, Peer]:
+    """Workers that have ended their second round."""
+    one = arrived(store)
+    late, request = arrive(store)
+    one.committed(one.commit(1))
+    joined(late, request)
+    for peer, commit in [(peer, peer.commit(2, members=2)) for peer in (one, late)]:
+        peer.committed(commit)
+    return one, late
 
 
 def test_a_store_that_goes_on_knows_who_came_and_went() -> None:
@@ -327,3 +338,27 @@ def test_workers_come_and_go_in_a_store_that_had_a_fixed_number_of_them() -> Non
     shares = Shares(12, (), batch_size=2)
     shares.advance(3, joined(late, request).members)
     assert (shares.epoch, shares.of(2)) == (0, [10, 11])
+
+
+def test_a_store_whose_number_of_workers_is_fixed_for_a_while_tells_who_took_part_then() -> None:
+    store = elastic()
+    of_two(store)
+    fixed = restored(store_state(store.coordinator, lineage="a store"), most=3, fewest=None)
+    peers = [fixed.connect(role="worker") for _ in range(3)]
+    told = [peer.joined(peer.send("JOIN", m.Join(rank=rank))).members for rank, peer in enumerate(peers)]
+    for peer, request in [(peer, peer.commit(3, members=3)) for peer in peers]:
+        assert peer.committed(request).members == ()
+    so_far = [(0, (0,), ()), (1, (0, 1), ()), (2, (0, 1, 2), ())]
+    assert members_of(fixed) == so_far
+    assert set(told) == {tuple(fixed.coordinator.roster.log)}
+    last = restored(store_state(fixed.coordinator, lineage="a store"))
+    arrived(last, rank=3)
+    assert members_of(last) == [*so_far, (3, (3,), ())]
+
+
+def test_a_store_whose_fixed_number_of_workers_stays_has_no_log() -> None:
+    fixed = FakeStore(num_workers=2)
+    for peer, request in [(peer, peer.commit(1)) for peer in (fixed.worker(0), fixed.worker(1))]:
+        peer.committed(request)
+    again = restored(store_state(fixed.coordinator, lineage="a store"), most=2, fewest=None)
+    assert again.coordinator.roster.log == []

@@ -6,6 +6,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import partial
 from itertools import chain
@@ -196,6 +197,28 @@ def test_a_restored_store_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> N
         with StoreProcess(*flags, "--checkpoint-every", "1000000") as process:
             connect = partial(psstore.connect, process.url, wait_s=PATIENCE_S)
             work(connect, log, rank=2, num_steps=num_steps, epochs=3, batch_size=3)
+            with psstore.connect(process.url, role="client") as client:
+                assert client.checkpoint() == client.version
+    assert {epoch: sorted(samples) for epoch, samples in log.per_epoch().items()} == {
+        epoch: list(range(NUM_SAMPLES)) for epoch in range(3)
+    }
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_an_epoch_goes_on_in_a_store_whose_number_of_workers_is_fixed_for_a_while(tmp_path: Path) -> None:
+    flags = ("--checkpoint", str(tmp_path / "run"), "--restore", "auto", "--checkpoint-every", "1000000")
+    log = Log()
+    for workers, ranks, num_steps in (("1:3", [2], 11), ("2", [0, 1], 4), ("1:3", [1], 1000)):
+        with StoreProcess("--workers", workers, *flags) as process:
+            connect = partial(psstore.connect, process.url, wait_s=PATIENCE_S)
+            with ThreadPoolExecutor() as pool:
+                stays = [
+                    pool.submit(work, connect, log, rank=rank, num_steps=num_steps, epochs=3, batch_size=3)
+                    for rank in ranks
+                ]
+            for stay in stays:
+                stay.result()
             with psstore.connect(process.url, role="client") as client:
                 assert client.checkpoint() == client.version
     assert {epoch: sorted(samples) for epoch, samples in log.per_epoch().items()} == {

@@ -110,7 +110,7 @@ class _Face:
 
     @property
     def member_log(self) -> Sequence[Members]:
-        """Where workers come and go: each change of who takes part, since the training began."""
+        """Where workers come and go, or did before: each change of who takes part, since the training began."""
         return self._operations.client.member_log
 
     @property

@@ -77,7 +77,7 @@ class Roster:
         """What the log has behind so many entries, or the first of it."""
         told: list[Members] = []
         num_numbers = 0
-        for one in self.log[known:] if self.is_elastic else ():
+        for one in self.log[known:]:
             num_numbers += NUMBERS + len(one.came) + len(one.went) + len(one.absent)
             if told and num_numbers > MAX_TOLD:
                 break

@@ -21,8 +21,8 @@ from psstore.protocol.hypers import Chosen
 from psstore.protocol.membership import Worker
 from psstore.protocol.rounds import Closed
 from psstore.protocol.states import WorkerState
-from psstore.types import Tensor
-from psstore.wire.messages import Members, Refusal, change_of_members
+from psstore.types import Consistency, Tensor
+from psstore.wire.messages import Members, Refusal, change_of_members, members_after
 
 LINEAGE = "lineage"
 """Entry of `StoreState.extra`: id of the first of the runs of which each was restored from the one before."""
@@ -84,10 +84,7 @@ def restore_coordinator(
     left = [_worker(one) for one in workers if one.state == WorkerState.LEFT.name]
     awaited = [one.rank for one in workers if one.state != WorkerState.LEFT.name]
     coordinator.membership.restore(state.incarnations, left, awaited=awaited)
-    records = state.members
-    if coordinator.roster.is_elastic and not records:  # there was a fixed number of them so far
-        records = (MembersRecord(version=0, came=tuple(range(state.consistency.num_workers))),)
-    coordinator.roster.restore(_member_log(records))
+    coordinator.roster.restore(_log_so_far(state, coordinator.consistency))
     coordinator.schemas.restore(tensors, next_id=state.next_tensor_id, without_value=without_value)
 
 
@@ -95,6 +92,17 @@ def placed(state: StoreState, *, num_shards: int) -> list[Tensor]:
     """The catalogue on so many shards: every shard finds the same."""
     unplaced = [Unplaced(tensor.id, tensor.spec, tensor.slice_elems) for tensor in state.tensors]
     return place_tensors(unplaced, [0] * num_shards)
+
+
+def _log_so_far(state: StoreState, now: Consistency) -> list[Members]:
+    """Who took part until then, for whoever comes later; and who does from now on, if their number is fixed."""
+    log, before = _member_log(state.members), state.consistency
+    if not log and not before.elastic and (now.elastic or now.num_workers != before.num_workers):
+        log.append(Members(version=0, came=tuple(range(before.num_workers))))
+    there, here = set(members_after((), log)), set(range(now.num_workers))
+    if log and not now.elastic and there != here:
+        log.append(change_of_members(state.decision, before=there, after=here))
+    return log
 
 
 def _member_log(records: Sequence[MembersRecord]) -> list[Members]:
