@@ -15,11 +15,14 @@ from psstore.errors import BadArgument, DeadlineExceeded, NotAWorker, RankTaken,
 from psstore.protocol import roster
 from psstore.protocol.membership import Liveness
 from psstore.protocol.shares import Shares
+from psstore.protocol.stops import NEVER
+from psstore.server.job_state import JobState
 from psstore.server.store_state import restore_coordinator, store_state
 from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer, failure_of, sgd
 
-LOST_AFTER_S = Liveness().detached_s + 0.5
+LIVENESS = Liveness()
+LOST_AFTER_S = LIVENESS.detached_s + 0.5
 
 
 def elastic(*, fewest: int = 1, most: int = 4, rejoin_s: float = 0.0) -> FakeStore:
@@ -277,10 +280,12 @@ def test_a_long_log_is_read_once() -> None:
 # ---- checkpoints ----
 
 
-def restored(state: StoreState, *, most: int = 4, fewest: int | None = 1) -> FakeStore:
-    store = FakeStore(num_workers=most, fewest=fewest, liveness=Liveness(lost="drop"))
+def restored(
+    state: StoreState, *, most: int = 4, fewest: int | None = 1, rejoin_s: float = 0.0, goes_on: bool = False
+) -> FakeStore:
+    store = FakeStore(num_workers=most, fewest=fewest, liveness=Liveness(lost="drop", rejoin_s=rejoin_s))
     read = msgspec.json.decode(msgspec.json.encode(state), type=StoreState)
-    restore_coordinator(store.coordinator, read, [], without_value=())
+    restore_coordinator(store.coordinator, read, [], without_value=(), goes_on=goes_on)
     return store
 
 
@@ -293,6 +298,68 @@ def of_two(store: FakeStore) -> tuple[Peer, Peer]:
     for peer, commit in [(peer, peer.commit(2, members=2)) for peer in (one, late)]:
         peer.committed(commit)
     return one, late
+
+
+def test_who_was_there_when_the_store_went_back_is_waited_for() -> None:
+    store = elastic()
+    of_two(store)
+    again = restored(store_state(store.coordinator, lineage="a store"), goes_on=True)
+    again.coordinator.all_went(again.now)  # another process leads already
+    again.pass_time(1000.0)  # as long as nobody is there who would wait for them
+    first = arrived(again, rank=0)
+    waiting = first.commit(3, members=2)
+    again.pass_time(LIVENESS.silence_s - 1.0)
+    assert not first.is_answered(waiting)
+    second = arrived(again, rank=1)
+    second.commit(3, members=2)
+    assert first.committed(waiting).members == ()
+
+
+def test_who_does_not_come_back_to_a_store_that_went_back_is_lost() -> None:
+    store = elastic()
+    of_two(store)
+    again = restored(store_state(store.coordinator, lineage="a store"), goes_on=True, rejoin_s=5.0)
+    again.pass_time(1000.0)
+    newcomer, request = arrive(again, rank=3)
+    first = arrived(again, rank=0)
+    waiting = first.commit(3, members=2)
+    for seconds in (LIVENESS.silence_s - 1.0, 1.5, 4.0):
+        again.pass_time(seconds)
+        first.ask("STOP", m.Stop(version=NEVER))  # it is there
+        assert not first.is_answered(waiting)
+    assert [worker.rank for worker in again.coordinator.membership.lost()] == [1]
+    again.pass_time(1.0)
+    assert first.committed(waiting).members == (m.Members(version=3, came=(3,), went=(1,), absent=(1,)),)
+    assert joined(newcomer, request).round == 4
+
+
+def test_who_had_left_before_the_store_went_back_is_not_waited_for() -> None:
+    store = elastic()
+    _, late = of_two(store)
+    late.ask("LEAVE")
+    again = restored(store_state(store.coordinator, lineage="a store"), goes_on=True)
+    job_state = JobState(num_workers=4, patience_s=60.0, elastic=True)
+    assert job_state.update(again.coordinator.counters(again.now), again.now) is None, "the job is not done"
+    first = arrived(again, rank=0)
+    told = first.committed(first.commit(3, members=2)).members
+    assert told == (m.Members(version=3, went=(1,), absent=(1,)),)
+
+
+def test_who_was_let_in_by_the_decision_that_the_store_goes_back_to_is_waited_for() -> None:
+    store = elastic()
+    one = arrived(store)
+    arrive(store, rank=2)
+    cuts: list[StoreState] = []
+    hand_ins = store.coordinator.rounds.hand_ins
+    hand_ins.want_next(0, on_made=lambda: cuts.append(store_state(store.coordinator, lineage="a store")))
+    one.committed(one.commit(1))
+    again = restored(cuts[0], goes_on=True)
+    first = arrived(again, rank=0)
+    waiting = first.commit(2, members=2)
+    assert not first.is_answered(waiting)
+    second = arrived(again, rank=2)
+    second.commit(2, members=2)
+    assert first.committed(waiting).members == ()
 
 
 def test_a_store_that_goes_on_knows_who_came_and_went() -> None:

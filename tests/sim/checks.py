@@ -209,6 +209,17 @@ def rounds_are_shared_out(plan: Plan, history: History) -> None:
         assert epoch == len(taken) - 1 or len(samples) == model.NUM_SAMPLES, f"epoch {epoch} lacks samples: {samples}"
 
 
+def who_comes_back_is_waited_for(plan: Plan, history: History) -> None:
+    """Where workers come and go, and the store has gone on as of a version: its next round is of all who were to take
+    part in it. Nobody is lost in these runs."""
+    for version, ranks in history.there_before.items():
+        for decision in history.decisions[version : version + 1]:
+            took = {member.rank for member in decision.members}
+            assert set(ranks) <= took, (
+                f"{ranks} were there at version {version}, and decision {version + 1} is of {took}"
+            )
+
+
 def liars_stop_nobody(plan: Plan, history: History) -> None:
     """One shard tells its own coordinator at once who committed what is not there: that life has no other round. Others
     tell it with the next attestation. Either way nobody else has more trouble than by a death."""
@@ -514,6 +525,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     shards_apply_the_same_decisions_in_order,
     decisions_count_each_round_once,
     rounds_are_shared_out,
+    who_comes_back_is_waited_for,
     liars_stop_nobody,
     workers_are_told_the_truth,
     refusals_are_the_right_ones,

@@ -226,6 +226,8 @@ class History:
 
     falls: list[int] = field(default_factory=list)
     """The versions of the checkpoints."""
+    there_before: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Where workers come and go: by the version at which the store went on, who was to take part in the next round."""
     standstills: list[tuple[float, float]] = field(default_factory=list)
     """From when to when somebody tried to have the store go on with another number of shards, or the silence of a
     host was seen to."""
@@ -257,6 +259,7 @@ class History:
         """What came after that version never was. Whoever did it goes on elsewhere. `keeps_writes`: nothing came that
         anybody was told of."""
         self.falls.append(cut)
+        self.there_before = {version: ranks for version, ranks in self.there_before.items() if version < cut}
         for one in self.assigned:
             one.is_undone |= not keeps_writes
         self.commits = {

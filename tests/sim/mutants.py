@@ -496,6 +496,26 @@ RESHARD_MUTANTS: dict[str, tuple[str, Mutant]] = {
 """As above, and shown where the store goes on with another number of shards."""
 
 
+# ---- workers that come back to a store that goes on ----
+
+
+@contextmanager
+def nobody_who_was_there_is_waited_for() -> Iterator[None]:
+    restore = Membership.restore
+
+    def forgetful(self: Membership, incarnations: Any, left: Any = (), **_: Any) -> None:
+        restore(self, incarnations, left)
+
+    with mock.patch.object(Membership, "restore", forgetful):
+        yield
+
+
+RETURN_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "nobody who was there is waited for": ("sync", nobody_who_was_there_is_waited_for),
+}
+"""As above, and shown where workers come back to a store that goes back, or on with another number of shards."""
+
+
 # ---- shards with standbys ----
 
 

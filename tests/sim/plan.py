@@ -365,6 +365,20 @@ def elastic_plan_of(seed: int, mode: str | None = None) -> Plan:
     )
 
 
+def returning_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which workers come when they like, and are there again when the store goes back, or on with another
+    number of shards."""
+    rng = random.Random(f"returns {seed}")
+    num_workers = rng.choice((2, 3, 4))
+    plan = (falling_plan_of, resharding_plan_of)[seed % 2](seed, "sync")
+    return replace(
+        plan,
+        num_workers=num_workers,
+        compute_s=tuple(rng.choice((0.5, 1.0)) for _ in range(num_workers)),
+        arrivals_s=tuple(rng.choice((0.0, rng.uniform(0.0, 4.0))) for _ in range(num_workers)),
+    )
+
+
 def plan_of(seed: int, mode: str | None = None) -> Plan:
     """The plan that a seed stands for. Modes take turns unless one is named."""
     rng = random.Random(f"plan {seed}")

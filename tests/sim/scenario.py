@@ -21,7 +21,7 @@ from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.restoring import restore_from
 from psstore.types import Tensor
 from psstore.wire import messages, records
-from psstore.wire.messages import Role
+from psstore.wire.messages import Role, members_after
 
 from . import model, rows
 from .actors import HASTY_S, Actor, Auditor, Curator, Forerunner, Giver, Historian, Reader, Worker, Writer
@@ -460,6 +460,7 @@ class Scenario:
             if actor not in ended and actor.machine.has_met_the_store:
                 actor.history = History()  # what it does from here on never was
         self._begin(cut)
+        self.history.there_before[cut.version] = members_after((), self.coordinator.roster.log)
         for actor in self.actors:
             actor.machine.move(self.servers)
         for actor in ended:  # as whoever starts workers does for those whose last steps were undone

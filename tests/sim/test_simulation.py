@@ -26,6 +26,7 @@ from tests.sim.plan import (
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
+    returning_plan_of,
     sharing_plan_of,
     standby_plan_of,
     voting_plan_of,
@@ -38,6 +39,7 @@ NUM_SEEDS = 150
 NUM_FALLING_SEEDS = 50
 NUM_ELASTIC_SEEDS = 25
 NUM_RESHARDING_SEEDS = 25
+NUM_RETURNING_SEEDS = 25
 NUM_STANDBY_SEEDS = 25
 NUM_SHARING_SEEDS = 25
 NUM_VOTING_SEEDS = 25
@@ -117,6 +119,14 @@ def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> N
     for history in histories(batch(elastic_plan_of, first), "--elastic "):
         num_changes += len({members for members, _, _ in history.shares.values()}) - 1
     assert num_changes > BATCH, "hardly anybody came or went"
+
+
+@pytest.mark.parametrize("first", range(0, NUM_RETURNING_SEEDS, BATCH))
+def test_promises_hold_where_workers_come_back_to_a_store_that_goes_on_for_seeds_from(first: int) -> None:
+    num_returning = 0
+    for history in histories(batch(returning_plan_of, first), "--returns "):
+        num_returning += sum(len(ranks) > 1 for ranks in history.there_before.values())
+    assert num_returning > BATCH // 2, "hardly several at a time"
 
 
 @pytest.mark.parametrize("first", range(0, NUM_STANDBY_SEEDS, BATCH))

@@ -226,6 +226,7 @@ class Coordinator:
 
     def _arrived(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
         """A worker comes. Where others come and go, too, it waits until the open round is decided."""
+        self.membership.somebody_comes(now)
         known = self.membership.find(client)
         is_new = known is None or known.state is WorkerState.LEFT
         may_wait = self.roster.is_elastic and is_new and not self._is_late(join)

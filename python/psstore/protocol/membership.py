@@ -6,7 +6,8 @@ be thousands, and each of them asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -92,7 +93,8 @@ class Membership:
         self.num_changes = 0
         """How often a worker's state has changed in this life of the store."""
         self._awaited: set[int] = set()
-        """Ranks of a group that goes on in this life of the store, which have not come back yet."""
+        """Ranks of a group that goes on in this life of the store, which have not come back yet; where workers come and
+        go, until one of them does."""
         self._incarnations: dict[int, int] = {}
         self._of_client: dict[str, Worker] = {}
         """The latest life of each client that `workers` has one of."""
@@ -167,16 +169,25 @@ class Membership:
         return self._incarnations
 
     def restore(
-        self, incarnations: Mapping[int, int], left: Iterable[Worker] = (), *, awaited: Iterable[int] = ()
+        self, incarnations: Mapping[int, int], left: Iterable[Worker] = (), *, awaited: Sequence[Worker] = ()
     ) -> None:
         """Lives to come are numbered behind these. `left`: last lives that have left, of a group that goes on;
-        `awaited`: the other ranks that it had."""
+        `awaited`: those of the other ranks that it had."""
         self._incarnations = dict(incarnations)
-        self._awaited = set(awaited)
         for worker in left:
             self._begin(worker)
             self.leave(worker)
+        for worker in awaited if self.elastic else ():
+            self._begin(worker)
+        self._awaited = {worker.rank for worker in awaited}
         self.num_changes = 0
+
+    def somebody_comes(self, now: float) -> None:
+        """A worker asks to join. If it is the first one where a group goes on, and others come and go, those who were
+        there have from now on as long to come as anybody may be silent: nobody has waited for them before."""
+        if self.elastic and self._awaited:
+            self._awaited.clear()
+            self.all_went(now)
 
     def find(self, client: str) -> Worker | None:
         """The worker that this client is, or was until it left; None if it is none, or an older life."""
@@ -244,6 +255,8 @@ class Membership:
         """Another process leads from now on. Whoever was with the one before has as long to come here as anybody may be
         silent: one that stands still closes no connection, and its clients take a while to look elsewhere. REQUIRES: no
         worker has a connection."""
+        if self.elastic and self._awaited:
+            return  # nobody has come yet, and then they have as long
         for rank in self._in_state[LIVE]:
             worker = self.workers[rank]
             worker.last_seen, worker.is_looking = now, True
@@ -361,7 +374,7 @@ class Membership:
     def _note_changes(self) -> None:
         for rank in self._changed:
             worker = self.workers.get(rank)
-            if worker is not None and worker.state is LIVE:
+            if worker is not None and worker.state is LIVE and worker.last_seen < math.inf:
                 self._losses.put(rank, self._lost_at(worker))
             else:
                 self._losses.drop(rank)

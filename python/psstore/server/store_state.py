@@ -80,11 +80,17 @@ def restore_coordinator(
         {group: Chosen(one.rule, dict(one.values)) for group, one in state.hypers.items()}
     )
     coordinator.rounds.norm_guard.restore(((one.present, one.norms) for one in state.norms), state.num_refused)
-    workers = state.workers if goes_on else ()
-    left = [_worker(one) for one in workers if one.state == WorkerState.LEFT.name]
-    awaited = [one.rank for one in workers if one.state != WorkerState.LEFT.name]
-    coordinator.membership.restore(state.incarnations, left, awaited=awaited)
-    coordinator.roster.restore(_log_so_far(state, coordinator.consistency))
+    log = _log_so_far(state, coordinator.consistency)
+    coordinator.roster.restore(log)
+    left = [one for one in state.workers if one.state == WorkerState.LEFT.name]
+    awaited = {one.rank for one in state.workers} - {one.rank for one in left}
+    if coordinator.roster.is_elastic:  # who was let in by the last decision may not have joined before
+        awaited = set(members_after((), log)) - {one.rank for one in left if one.clock == state.decision}
+    coordinator.membership.restore(
+        state.incarnations,
+        [_left(one) for one in left if goes_on],
+        awaited=[_awaited(rank, state) for rank in sorted(awaited) if goes_on],
+    )
     coordinator.schemas.restore(tensors, next_id=state.next_tensor_id, without_value=without_value)
 
 
@@ -118,7 +124,7 @@ def _member_log(records: Sequence[MembersRecord]) -> list[Members]:
     return log
 
 
-def _worker(record: WorkerRecord) -> Worker:
+def _left(record: WorkerRecord) -> Worker:
     """That life, before it has joined."""
     return Worker(
         rank=record.rank,
@@ -126,6 +132,18 @@ def _worker(record: WorkerRecord) -> Worker:
         client=record.client,
         clock=record.clock,
         last_seen=-math.inf,
+    )
+
+
+def _awaited(rank: int, state: StoreState) -> Worker:
+    """The last life of that rank, of which nobody will hear any more: its client comes back as another one."""
+    return Worker(
+        rank=rank,
+        incarnation=state.incarnations.get(rank, 0),
+        client="",
+        clock=state.decision,
+        last_seen=math.inf,
+        detached_since=-math.inf,
     )
 
 
