@@ -80,7 +80,7 @@ namespace psstore {
   X(HAND_BACK, 78, "HandBack", "what this rank has handed in last")                         \
   X(HANDED_BACK, 79, "HandedBack", "that, and as of which decision")                        \
   X(STOP, 82, "Stop", "commits count up to a decision only")                                \
-  X(STOPPED, 83, "", "noted")                                                               \
+  X(STOPPED, 83, "Stopped", "noted; whether commits of the worker count still")             \
   /* a shard and its standby, on a connection between them */                               \
   X(FOLLOW, 90, "Follow", "a standby asks for all that the shard is and becomes")           \
   X(FOLLOWED, 91, "", "it is coming: from here on the shard asks, and it answers")          \

@@ -10,8 +10,9 @@ from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer
 
 
-def stop(peer: Peer, version: int | None = None, *, finish: bool = False, everyone: bool = False) -> None:
-    peer.ask("STOP", m.Stop(version=version, finish=finish, everyone=everyone))
+def stop(peer: Peer, version: int | None = None, *, finish: bool = False, everyone: bool = False) -> bool:
+    """Whether it is told that none of its commits counts any more."""
+    return peer.control("STOP", m.Stop(version=version, finish=finish, everyone=everyone), m.Stopped).stop
 
 
 def test_rounds_end_at_the_version_that_was_said() -> None:
@@ -118,6 +119,7 @@ def test_everybodys_end_holds_for_whoever_takes_the_place_of_one() -> None:
     two.ask("LEAVE")
     successor = store.connect(role="worker")
     assert successor.join(1).stop
+    assert stop(successor, 9), "its own word changes nothing"
     late = successor.committed(successor.commit(2))
     assert (late.late, late.stop, late.decision) == (True, True, 1)
 

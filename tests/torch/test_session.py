@@ -461,6 +461,15 @@ def test_a_stop_leaves_all_workers_where_a_checkpoint_can_go_on(tmp_path: Path) 
     ]
 
 
+def test_where_training_has_ended_for_all_none_begins_a_step_in_vain() -> None:
+    """As where a worker's group came to its end while it was started anew."""
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        store.stop(0, everyone=True)
+        for step in session(one.optimizer, stop_at=9):
+            pytest.fail(f"step {step.number} would not count")
+
+
 def test_a_clipped_step_that_does_not_count_any_more_is_no_error() -> None:
     with psstore.connect("local://") as store:
         one = trainee(store)

@@ -465,8 +465,8 @@ class Client:
         """This worker's commits count up to that decision only, or `everyone`'s. None: nobody's count from now on, or
         `finish` from the next decision on."""
         self.need_worker("stop")
-        await self._request(self.shards[0], "STOP", body=m.Stop(version=version, finish=finish, everyone=everyone))
-        self.stopped = self.stopped or not finish if version is None else self.decision >= version
+        body = m.Stop(version=version, finish=finish, everyone=everyone)
+        self.stopped = (await self._control("STOP", body, m.Stopped)).stop
 
     def set_scale(self, scale: m.Scale) -> None:
         """What the gradients of the last decision are multiplied by: carried to the shards from now on."""

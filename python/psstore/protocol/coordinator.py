@@ -42,6 +42,7 @@ from psstore.wire.messages import (
     Ready,
     Signed,
     Stop,
+    Stopped,
     TicketFact,
 )
 
@@ -175,7 +176,9 @@ class Coordinator:
                 back = self.rounds.hand_ins.give_back(self._worker(client, now), message.offset)
                 return [Reply(conn, request, back)]
             case Stop():
-                return [Reply(conn, request, None), *self._stop(self._worker(client, now), message, now)]
+                worker = self._worker(client, now)
+                told = self._stop(worker, message, now)
+                return [Reply(conn, request, Stopped(stop=self.rounds.is_over(worker.rank))), *told]
             case None:
                 return [Reply(conn, request, None), *self._leave(client, now)]
             case Create():

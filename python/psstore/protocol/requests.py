@@ -53,7 +53,7 @@ REPLIES: dict[int, type[m.Message] | None] = {
     OPS["DROPPED"]: m.Dropped,
     OPS["HANDED_IN"]: None,
     OPS["HANDED_BACK"]: m.HandedBack,
-    OPS["STOPPED"]: None,
+    OPS["STOPPED"]: m.Stopped,
     OPS["BEGUN"]: m.Begun,
     OPS["SAVED"]: m.Saved,
     OPS["KEPT"]: m.Kept,

@@ -596,6 +596,11 @@ class Stop(Message, frozen=True, kw_only=True):
     """With a version: nobody's commits count after it."""
 
 
+class Stopped(Message, frozen=True, kw_only=True):
+    stop: bool = False
+    """No commit of this worker counts any more, by its own word or by somebody's for all."""
+
+
 class Begin(Message, frozen=True, kw_only=True):
     url: str | None = None
     """Where; None: where the store was told to write its checkpoints."""
