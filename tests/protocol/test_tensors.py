@@ -284,6 +284,22 @@ def test_reply_that_no_frame_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert peer.control("DESCRIBE", m.Describe(names_only=True), m.Described).names == ("v", "w")
 
 
+def test_tensors_that_no_reply_holds_are_refused_and_none_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    peer = store.connect()
+    peer.create(sgd("v"))
+    registry = store.coordinator.schemas
+    before = registry.tensors, list(registry.loads_bytes), registry.next_id
+    monkeypatch.setattr(_core, "MAX_BODY_BYTES", 200)
+    asked: list[tuple[m.Exist, str]] = [("match", "vwx"), ("error", "wx"), ("overwrite", "vw")]
+    for exist, names in asked:
+        with pytest.raises(errors.BadArgument, match="create fewer tensors at a time"):
+            peer.ask("CREATE", m.Create(specs=tuple(map(sgd, names)), exist=exist))
+        assert (registry.tensors, list(registry.loads_bytes), registry.next_id) == before
+    monkeypatch.undo()
+    assert peer.ask("CREATE", m.Create(specs=(sgd("w"),), exist="error")) is not None
+
+
 def test_tensor_that_can_not_fit_is_refused_before_it_is_cut() -> None:
     registry = SchemaRegistry(num_shards=2, signer=Signer(bytes(32)), consistency=Consistency(), max_bytes=1 << 20)
     huge = TensorSpec(name="huge", shape=(1 << 36,), rule="assign")

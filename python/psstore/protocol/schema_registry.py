@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from psstore import _core
 from psstore.errors import (
     BadArgument,
     DTypeMismatch,
@@ -19,7 +22,7 @@ from psstore.partition.placement import Unplaced, place_tensors
 from psstore.partition.slicing import slice_elems
 from psstore.protocol.signing import Signer
 from psstore.types import ITEM_BYTES, Consistency, Tensor, TensorSpec, applies_by_decision
-from psstore.wire.messages import Create, Created, Described, DropFact, Dropped, Signed
+from psstore.wire.messages import Create, Created, Described, DropFact, Dropped, Signed, encode_body
 
 MOST_SAID = 8
 """Tensors of another shape that an error names, where all of them would be the whole model."""
@@ -82,20 +85,27 @@ class SchemaRegistry:
             names.add(spec.name)
             self._check(spec, request, groups)
         self._check_room(request)
-        dropped = []
-        if request.exist == "overwrite":
-            ids = tuple(self._forget(spec.name) for spec in request.specs if spec.name in self._tensors)
-            dropped = [self._signer.sign(DropFact(ids=ids))] if ids else []
-        new = {spec.name: spec for spec in request.specs if spec.name not in self._tensors}
-        self._add(list(new.values()))
-        tensors = [self._tensors[spec.name] for spec in request.specs]
-        mine = [t.id for t in tensors if request.offer and self._claim(t.id, client, is_gone)]
+        there = [self._tensors[spec.name] for spec in request.specs if spec.name in self._tensors]
+        replaced = there if request.exist == "overwrite" else []
+        new = self._placed([spec for spec in request.specs if replaced or spec.name not in self._tensors], replaced)
+        tensors = {tensor.spec.name: tensor for tensor in (*there, *new)}
+        signed = {tensor.spec.name: self._signer.sign(tensor) for tensor in new}
         created = Created(
-            tensors=tuple(self._signed[t.spec.name] for t in tensors),
-            dropped=tuple(dropped),
-            made=tuple(new),
-            initialise=tuple(mine),
+            tensors=tuple(signed.get(spec.name) or self._signed[spec.name] for spec in request.specs),
+            dropped=(self._signer.sign(DropFact(ids=tuple(one.id for one in replaced))),) if replaced else (),
+            made=tuple(tensor.spec.name for tensor in new),
+            initialise=tuple(tensors[spec.name].id for spec in request.specs if request.offer),
         )
+        _check_size(created)
+        for tensor in replaced:
+            self._forget(tensor.spec.name)
+        for tensor in new:
+            self._register(tensor, signed[tensor.spec.name])
+            if not tensor.spec.zeros:
+                self._initialisers[tensor.id] = None
+        self._next_id += len(new)
+        mine = tuple(number for number in created.initialise if self._claim(number, client, is_gone))
+        created = replace(created, initialise=mine)
         if self._created is None or self._created != created:
             self._created = created
         return self._created  # a state that is copied has it once, however many clients are remembered with it
@@ -133,7 +143,7 @@ class SchemaRegistry:
         BadArgument for one that can't be trained as it is defined."""
         for tensor in tensors:
             tensor.spec.check_trains(self._consistency)
-            self._register(tensor)
+            self._register(tensor, self._signer.sign(tensor))
         self._initialisers = dict.fromkeys(without_value)
         self._next_id = next_id
 
@@ -202,16 +212,15 @@ class SchemaRegistry:
                 " left; raise --max-memory (of a LocalStore: max_memory), or use more shards on more machines"
             )
 
-    def _add(self, specs: Sequence[TensorSpec]) -> None:
-        first = self._next_id
-        self._next_id += len(specs)
-        unplaced = [Unplaced(number, spec, slice_elems(spec)) for number, spec in enumerate(specs, first)]
-        for tensor in place_tensors(unplaced, self._loads_bytes):
-            self._register(tensor)
-            if not tensor.spec.zeros:
-                self._initialisers[tensor.id] = None
+    def _placed(self, specs: Sequence[TensorSpec], replaced: Sequence[Tensor]) -> list[Tensor]:
+        """New tensors, beside all that are there but those."""
+        loads_bytes = list(self._loads_bytes)
+        for tensor in replaced:
+            _count(loads_bytes, tensor, -1)
+        unplaced = [Unplaced(number, spec, slice_elems(spec)) for number, spec in enumerate(specs, self._next_id)]
+        return place_tensors(unplaced, loads_bytes)
 
-    def _register(self, tensor: Tensor) -> None:
+    def _register(self, tensor: Tensor, signed: Signed) -> None:
         spec = tensor.spec
         self._tensors[spec.name] = tensor
         if applies_by_decision(spec.rule):
@@ -220,27 +229,19 @@ class SchemaRegistry:
             narrowest = min(so_far.dtype, computed, key=ITEM_BYTES.__getitem__)
             self._groups[spec.group] = Group(spec.rule, narrowest)
             self._group_sizes[spec.group] += 1
-        self._signed[spec.name] = self._signer.sign(tensor)
-        self._count(tensor, +1)
+        self._signed[spec.name] = signed
+        _count(self._loads_bytes, tensor, +1)
 
     def _forget(self, name: str) -> int:
         tensor = self._tensors.pop(name)
         del self._signed[name]
         self._initialisers.pop(tensor.id, None)
-        self._count(tensor, -1)
+        _count(self._loads_bytes, tensor, -1)
         if applies_by_decision(tensor.spec.rule):
             self._group_sizes[tensor.spec.group] -= 1
             if not self._group_sizes[tensor.spec.group]:
                 del self._groups[tensor.spec.group], self._group_sizes[tensor.spec.group]
         return tensor.id
-
-    def _count(self, tensor: Tensor, sign: int) -> None:
-        if tensor.spec.rows is not None:
-            return  # its rows take memory as they come
-        item = ITEM_BYTES[tensor.spec.dtype]
-        for index, shard in enumerate(tensor.shards):
-            begin, end = tensor.bounds(index)
-            self._loads_bytes[shard] += sign * (end - begin) * item
 
     def _claim(self, tensor_id: int, client: str, is_gone: Callable[[str], bool]) -> bool:
         """True if this client is to send the first value: nobody else is at it, or whoever was is gone."""
@@ -251,6 +252,27 @@ class SchemaRegistry:
             self._initialisers[tensor_id] = client
             return True
         return False
+
+
+def _check_size(created: Created) -> None:
+    """Raises BadArgument for what no reply holds."""
+    if sum(len(one.blob) for one in created.tensors) < _core.MAX_BODY_BYTES // 2:
+        return
+    num_bytes = len(encode_body(created))
+    if num_bytes > _core.MAX_BODY_BYTES:
+        raise BadArgument(
+            f"the reply would be {num_bytes} bytes, and one holds {_core.MAX_BODY_BYTES}; create fewer tensors at a"
+            " time"
+        )
+
+
+def _count(loads_bytes: list[int], tensor: Tensor, sign: int) -> None:
+    if tensor.spec.rows is not None:
+        return  # its rows take memory as they come
+    item = ITEM_BYTES[tensor.spec.dtype]
+    for index, shard in enumerate(tensor.shards):
+        begin, end = tensor.bounds(index)
+        loads_bytes[shard] += sign * (end - begin) * item
 
 
 def _num_bytes(spec: TensorSpec) -> int:
