@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 from unittest import mock
 
+import msgspec
 import pytest
 
 from psstore.checkpoint.interval import CheckpointInterval
@@ -15,7 +16,7 @@ from psstore.config import NO_CREDENTIALS
 from psstore.errors import DeadlineExceeded, StorageFailed, StoreUnreachable
 from psstore.exit_codes import EXIT_FAILED
 from psstore.launch import checkpointing
-from psstore.launch.checkpointing import Schedule
+from psstore.launch.checkpointing import LOOK_S, Schedule
 from psstore.server.processes import CheckpointDuty
 
 
@@ -120,3 +121,23 @@ def test_a_store_that_is_out_of_reach_is_tried_once_more_at_the_end_which_tells_
     with pytest.raises(SystemExit) as ended:
         checkpointing.main()
     assert (ended.value.code, store.asked) == ((0, [True]) if is_reached else (EXIT_FAILED, []))
+
+
+class Waits(threading.Event):
+    """Over once it was waited for twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        return len(self.seconds) == 2
+
+
+@pytest.mark.parametrize(("interval", "least_s"), [({"seconds": 60.0}, 50.0), ({"decisions": 500}, 0.0)])
+def test_a_store_is_not_asked_before_the_time_of_its_next_checkpoint(interval: dict[str, Any], least_s: float) -> None:
+    waits = Waits()
+    store = cast(Store, FakeStore(has_one=True, hands_in=True))
+    Schedule(store, msgspec.structs.replace(DUTY, interval=CheckpointInterval(**interval)), waits).run()
+    assert all(least_s <= seconds <= max(LOOK_S, least_s + 10.0) for seconds in waits.seconds)

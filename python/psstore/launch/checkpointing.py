@@ -21,7 +21,7 @@ from psstore.server import logs
 from psstore.server.processes import LAST_CHECKPOINT, CheckpointDuty
 
 LOOK_S = 0.2
-"""How often it is looked whether the next one is due."""
+"""How often it is looked whether the next one is due, once it may be."""
 
 RETRY_S = 10.0
 """After one that could not be written."""
@@ -72,10 +72,15 @@ class Schedule:
     def run(self) -> bool:
         """Until it is over. False: the last one is not written, and should be."""
         not_before = 0.0
-        while not self._is_over.wait(LOOK_S):
+        while not self._is_over.wait(self._look_in_s()):
             if time.monotonic() >= not_before and self._is_due() and not self._write():
                 not_before = time.monotonic() + RETRY_S
         return self._write_last()
+
+    def _look_in_s(self) -> float:
+        """Before that none is due, whatever is decided."""
+        seconds = self._duty.interval.seconds
+        return LOOK_S if seconds is None else max(LOOK_S, self._written_at + seconds - time.monotonic())
 
     def _num_new(self) -> int:
         """Decisions since the last checkpoint. Raises PsstoreError."""
