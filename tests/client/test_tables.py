@@ -94,6 +94,7 @@ def test_the_largest_id_is_one_as_any_other(store: Store) -> None:
     store.push_rows("t", ids, np.array([[1.0], [2.0]], F32))
     store.commit({"lr": 1.0})
     assert_array_equal(store.pull_rows("t", ids), [[-1], [-2]])
+    assert_array_equal(store.pull_rows("t", ids.tolist()), [[-1], [-2]])
 
 
 def test_rows_of_many_frames_come_and_go(start: StartCluster) -> None:

@@ -285,14 +285,24 @@ def ids_of(what: str, value: Array) -> tuple[Ids, tuple[int, ...]]:
         value = value.detach().cpu().numpy()
     if is_masked(value):
         raise BadArgument(f"{what}: ids are masked; expected integers in [0, 2^64)")
-    array = np.asarray(value)
-    if array.size == 0 and not isinstance(value, np.ndarray):
-        array = array.astype(np.uint64)  # of a list, which does not say what it has none of
+    array = value if isinstance(value, np.ndarray) else _array_of(value)
     if array.dtype.kind not in "iu":
         raise DTypeMismatch(f"{what}: ids are {array.dtype.name}; expected integers in [0, 2^64)")
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise BadArgument(f"{what}: id {array.min()} is negative; expected ids in [0, 2^64)")
     return np.ascontiguousarray(array, dtype=np.uint64).reshape(-1), array.shape
+
+
+def _array_of(value: Array) -> np.ndarray[Any, Any]:
+    """The array of what is none, as a list. numpy makes numbers with a point of ids on both sides of 2^63."""
+    array = np.asarray(value)
+    if array.size == 0:
+        return array.astype(np.uint64)  # a list does not say what it has none of
+    if array.dtype.kind not in "fO":
+        return array
+    each = np.asarray(value, dtype=object)
+    are_ids = all(isinstance(one, (int, np.integer)) and 0 <= one < 1 << 64 for one in each.flat)
+    return each.astype(np.uint64) if are_ids else array
 
 
 def _checked(what: str, dim: int, kept_back: KeptBack) -> KeptBack:
