@@ -156,6 +156,28 @@ def test_a_checkpoint_is_written_without_what_nobody_hands_in(tmp_path: Path) ->
 
 
 @pytest.mark.one_loop
+def test_a_checkpoint_says_that_it_is_without_what_workers_hand_in_as_of_a_later_version(tmp_path: Path) -> None:
+    """As where a loop takes two steps in each turn, and hands in between turns."""
+    place = tmp_path / "run"
+    with served(place) as process, connected(process, 0) as one, connected(process, 1) as two:
+        one.create("w", np.zeros(10, F32), rule="sgd")
+        one.hand_in("old")
+        two.hand_in("old")
+        together(step, one, two)
+        with psstore.connect(process.url, role="client", wait_s=PATIENCE_S) as leader, ThreadPoolExecutor() as pool:
+            written = pool.submit(leader.checkpoint, gather_s=PATIENCE_S)
+            while not one.hand_in_wanted:
+                together(step, one, two)
+            version = one.version
+            together(step, one, two)
+            one.hand_in("new")
+            two.hand_in("new")
+            assert written.result() == version
+        assert parts(place, version) == []
+        assert f"the checkpoint of version {version} is without what ranks 0, 1 hand in" in process.log()
+
+
+@pytest.mark.one_loop
 def test_nobody_waits_for_workers_that_have_never_handed_in(tmp_path: Path) -> None:
     with (
         served(tmp_path / "run") as process,

@@ -203,21 +203,14 @@ class CheckpointKeeper:
         missing = hand_ins.missing(gathering.cut.decision)
         if missing and now < gathering.until:
             return None
-        if missing:
-            _log.warning(
-                "the checkpoint of version %d is without what ranks %s hand in: they have not done so as of it",
-                gathering.cut.decision,
-                ", ".join(map(str, missing)),
-            )
         parts = self._parts(gathering.cut)
         hand_ins.enough()
         self._gathering = None
-        lacking = self._lacking(parts) if asked.whole else []
-        if lacking:
-            raise DeadlineExceeded(
-                f"a checkpoint of version {gathering.cut.decision} would be without what ranks"
-                f" {', '.join(map(str, lacking))} hand in: they have not done so as of it"
-            )
+        if lacking := ", ".join(map(str, self._lacking(parts))):
+            without = f"without what ranks {lacking} hand in: they have not done so as of it"
+            if asked.whole:
+                raise DeadlineExceeded(f"a checkpoint of version {gathering.cut.decision} would be {without}")
+            _log.warning("the checkpoint of version %d is %s", gathering.cut.decision, without)
         return gathering.cut, parts
 
     def _lacking(self, parts: Sequence[WorkerPart]) -> list[int]:
