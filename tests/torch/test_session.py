@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -146,6 +147,19 @@ def test_training_goes_on_bit_for_bit_with_everything_around_it(
     process = open_place(str(tmp_path / "parted"))
     assert [one.version for one in process.place.list()][-1] == 6, "one at the end"
     assert train(11, 3, str(tmp_path / "parted")) == whole
+
+
+def test_names_that_the_restored_store_has_not_trained_are_said(tmp_path: Path) -> None:
+    """As of a layer that has another name in the program by now: its weights are those that it was made with."""
+    with StoreProcess("--checkpoint", str(tmp_path)) as process, psstore.connect(process.url) as store:
+        turn(trainee(store), Step(1))
+        assert store.checkpoint() == 1
+    with StoreProcess("--restore", str(tmp_path)) as process, psstore.connect(process.url) as store:
+        with pytest.warns(UserWarning, match="of version 1 that the store began with has not trained 'new/0.weight'"):
+            trainee(store, name="new")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainee(store)
 
 
 @goes_on

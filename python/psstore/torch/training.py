@@ -252,7 +252,7 @@ def create_tensors(training: Training, specs: Sequence[TensorSpec], values: Sequ
 def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[Trained], list[Trained]]:
     """(parameters that begin here, parameters that the store has trained before). Warns rank 0 of the latter, whose
     values here are not used, unless the store was restored, or this process takes another one's place: then that is
-    what is wanted."""
+    what is wanted. Of a store that was restored it warns of the former that an optimizer begins with: that is not."""
     store = training.store
     versions = {one.name: store.version_of(one.name) for one in pulled}
     before = [one for one in pulled if versions[one.name] > 0]
@@ -264,7 +264,15 @@ def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[T
             " given here are not used. To start anew, pass exist='overwrite', or exist='error' to be sure; to train"
             " another model there, pass name="
         )
-    return [one for one in pulled if versions[one.name] == 0], before
+    begun = [one for one in pulled if versions[one.name] == 0]
+    if begun and training.is_first and store.restored and not training.trained and not training.has_parts:
+        warn(
+            f"the checkpoint of version {store.restored} that the store began with has not trained"
+            f" {quoted([one.name for one in begun])}: they begin with the values given here. What it has is in"
+            " store.keys(): if the model has other names now, give it those, and for an optimizer that had a name, pass"
+            " name="
+        )
+    return begun, before
 
 
 # ---- what this process trains ----
