@@ -86,6 +86,8 @@ def test_name_that_no_message_can_say_is_refused(store: Any) -> None:
         (lambda store: store.create("q", VALUE, exist="foo"), "exist is 'foo'; expected 'match', 'error', 'overwrite'"),
         (lambda store: store.create("q", shape="abc"), "shape is 'abc'; expected integers"),
         (lambda store: store.create("q", shape=4), "shape is 4; expected integers"),
+        (lambda store: store.create("q", shape=(7 / 2, 4)), r"shape is \(3\.5, 4\); expected integers"),
+        (lambda store: store.create("q", shape="34"), "shape is '34'; expected integers"),
         (lambda store: store.create_many(["q"]), "expected psstore.types.TensorSpec, got 'q'"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",

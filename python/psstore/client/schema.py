@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 
 from psstore import _core
 from psstore.client.arrays import Array, Source, Target, fresh, source, target
@@ -188,8 +189,8 @@ def spec_for(
             raise BadArgument(f"create {name!r}: give a value, or a shape for zeros")
         shape = value.shape
     try:
-        dims = tuple(int(dim) for dim in shape)
-    except (TypeError, ValueError):
+        dims = tuple(map(index, shape))
+    except TypeError:
         raise BadArgument(f"create {name!r}: shape is {shape!r}; expected integers, as in (3, 4)") from None
     if dtype is None:
         dtype = "float32" if value is None or value.dtype in HALVES else value.dtype
