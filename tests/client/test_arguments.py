@@ -89,6 +89,7 @@ def test_name_that_no_message_can_say_is_refused(store: Any) -> None:
         (lambda store: store.create("q", shape=(7 / 2, 4)), r"shape is \(3\.5, 4\); expected integers"),
         (lambda store: store.create("q", shape="34"), "shape is '34'; expected integers"),
         (lambda store: store.create_many(["q"]), "expected psstore.types.TensorSpec, got 'q'"),
+        (lambda store: store.restore({"w": VALUE}), r"expected psstore\.client\.rule_state\.Restored\(.*, got ndarray"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

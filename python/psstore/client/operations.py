@@ -700,6 +700,8 @@ class Operations:
     async def restore(self, items: Mapping[str, Restored]) -> None:
         """Sets values and rule state of tensors that are trained, at once and exactly once, as from a checkpoint.
 
+        `items`: by name a `psstore.client.rule_state.Restored`: with a value, with what `pull_state` gave, or both.
+
         Not a step: in a round, contributions that wait go on waiting. Raises ShapeMismatch, DTypeMismatch,
         RuleMismatch, BadArgument before anything is sent.
         """

@@ -67,6 +67,11 @@ def state_name(tensor: Tensor, part: int) -> str:
 def restoring(tensors: Sequence[Tensor], wanted: Sequence[Restored], ways: Router) -> Iterator[Transfer]:
     """The writes that make these tensors what is wanted. Raises before the first if one does not fit."""
     for tensor, one in zip(tensors, wanted, strict=True):
+        if not isinstance(one, Restored):
+            raise BadArgument(
+                f"restore {tensor.spec.name!r}: expected psstore.client.rule_state.Restored(value=…, state=…), got"
+                f" {type(one).__name__}"
+            )
         one.check(tensor)
     values = [i for i, one in enumerate(wanted) if one.value is not None]
     writes = [_write(tensors, values, [wanted[i].value for i in values], 0, [0] * len(values), ways)]
