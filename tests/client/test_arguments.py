@@ -159,9 +159,10 @@ def test_connect_says_which_argument_no_message_can_say(argument: str, value: in
         connect("local://", **{argument: value})
 
 
-def test_connect_does_not_show_a_token_that_no_message_can_say() -> None:
+@pytest.mark.parametrize("token", ["secret \ud800", 5], ids=["surrogate", "number"])
+def test_connect_does_not_show_a_token_that_no_message_can_say(token: Any) -> None:
     with pytest.raises(BadArgument, match=r"^token: expected bytes, or text that UTF-8 can say$"):
-        psstore.connect("local://", token="secret \ud800")
+        psstore.connect("local://", token=token)
 
 
 def test_connect_says_what_is_no_url() -> None:

@@ -136,9 +136,9 @@ def _credentials(
 
 
 def _token(given: bytes | str) -> bytes:
-    if not isinstance(given, str):
+    if isinstance(given, bytes):
         return given
-    if not is_text(given):  # which is not for messages
+    if not isinstance(given, str) or not is_text(given):  # which is not for messages
         raise BadArgument("token: expected bytes, or text that UTF-8 can say")
     return given.encode()
 
