@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
 from pathlib import Path
+from traceback import StackSummary
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from typer.testing import CliRunner, Result
 
 from psstore.checkpoint.local_storage import LocalStorage
@@ -151,6 +155,29 @@ def test_export_and_import_are_each_others_way_back(place: Path, tmp_path: Path)
         for name in ("model.pt", "optimizer.pt"):
             first, second = (torch.load(tmp_path / folder / name, weights_only=True) for folder in ("out", "again"))
             assert str(first) == str(second)
+
+
+def test_a_format_whose_package_is_not_here_is_named(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own writer looks for it once it has begun to write."""
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    (tmp_path / "dcp").mkdir()
+    for command in (["export", f"{place}@7", tmp_path / "out"], ["import", tmp_path / "new", tmp_path / "dcp"]):
+        result = checkpoint(*command, *(["--format", "dcp"] if command[0] == "export" else []))
+        assert (result.exit_code, "pip install safetensors" in result.stderr) == (3, True)
+
+
+def test_a_disk_that_is_full_for_torch_is_no_failure_of_torchs(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def fail(*_: object, **__: object) -> None:
+        raise CheckpointException("write", {0: (full, StackSummary())})
+
+    monkeypatch.setattr("psstore.checkpoint.exchange.dcp.save", fail)
+    assert checkpoint("export", f"{place}@7", tmp_path / "out", "--format", "dcp").exception is full
 
 
 def test_import_reads_names_from_a_file(tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ def _said() -> Iterator[None]:
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_FAILED)
     except ModuleNotFoundError as error:
-        fail(f"{error}; install it, as with: pip install 'psstore[torch]'", exit_code=EXIT_MISSING)
+        package = "'psstore[torch]'" if error.name == "torch" else error.name
+        fail(f"{error}; install it, as with: pip install {package}", exit_code=EXIT_MISSING)
 
 
 def _open(url: str) -> OpenedUrl:

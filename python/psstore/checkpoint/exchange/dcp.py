@@ -13,10 +13,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -45,7 +47,7 @@ _PARTS = {OPTIMIZER: "", **{_part_of(rule): rule for rule in RULES}}
 
 def write_dcp(folder: Path, model: WholeModel, *, allow_pickle: bool) -> list[Path]:
     """Writes a folder that `torch.distributed.checkpoint.load` reads: with HuggingFaceStorageReader, or, if pickle is
-    allowed, without any. Returns its files. Raises BadArgument where torch can't, OSError."""
+    allowed, without any. Returns its files. Raises BadArgument where torch can't, ModuleNotFoundError, OSError."""
     content: dict[str, Any] = {MODEL: model_state_dict(model)}
     dicts = optimizer_state_dicts(model)
     for rule, state_dict in dicts.items():
@@ -53,7 +55,10 @@ def write_dcp(folder: Path, model: WholeModel, *, allow_pickle: bool) -> list[Pa
         content[key] = _by_name(state_dict, with_groups=allow_pickle)
     writer = FileSystemWriter(folder) if allow_pickle else _hugging_face("Writer", folder)
     with _one_process():
-        save(content, storage_writer=writer, no_dist=True)
+        try:
+            save(content, storage_writer=writer, no_dist=True)
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None  # what this one process has met
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
@@ -71,13 +76,17 @@ def read_dcp(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
 
 
 def _hugging_face(what: str, folder: Path) -> Any:
+    if find_spec("safetensors") is None:  # which torch looks for once it has begun to write
+        raise ModuleNotFoundError(
+            "torch.distributed.checkpoint writes and reads these with safetensors", name="safetensors"
+        )
     try:
         from torch.distributed.checkpoint import hf_storage
 
         return getattr(hf_storage, f"HuggingFaceStorage{what}")(str(folder))
     except (ImportError, AttributeError) as error:
         raise BadArgument(
-            f"torch.distributed.checkpoint's safetensors files need torch 2.9 or later and safetensors: {error}"
+            f"torch.distributed.checkpoint's safetensors files need torch 2.9 or later: {error}"
         ) from None
 
 
