@@ -210,3 +210,7 @@ def test_import_refuses_what_it_does_not_understand(place: Path, tmp_path: Path)
     assert (result.exit_code, "is no safetensors file" in result.stderr) == (2, True)
     result = checkpoint("import", tmp_path / "new", tmp_path / "model.safetensors", "--rule", "lbfgs")
     assert (result.exit_code, "rule 'lbfgs' is none that trains" in result.stderr) == (2, True)
+    assert "or delayed_nesterov" in result.stderr
+    torch.save({"model": {"w": torch.zeros(2)}, "epoch": 3}, tmp_path / "both.pt")
+    result = checkpoint("import", tmp_path / "new", tmp_path / "both.pt")
+    assert (result.exit_code, "['model'], 'model.pt')" in result.stderr) == (2, True)

@@ -33,7 +33,9 @@ def import_model(
     Raises BadArgument, OSError.
     """
     if rule is not None and (rule not in HYPER_DEFAULTS or not applies_by_decision(rule) or rule == "reduce"):
-        raise BadArgument(f"rule {rule!r} is none that trains: expected sgd, adam, adamw, adagrad or rmsprop")
+        raise BadArgument(
+            f"rule {rule!r} is none that trains: expected sgd, adam, adamw, adagrad, rmsprop or delayed_nesterov"
+        )
     arrays, optimizers = _read(source, allow_pickle=allow_pickle)
     if not arrays:
         raise BadArgument(

@@ -47,5 +47,12 @@ def tensors_in(path: Path, content: Any) -> Mapping[str, torch.Tensor]:
         raise BadArgument(f"{path} holds a {type(content).__name__}; expected a model's state_dict()")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise BadArgument(f"{path} has {name!r} of type {type(value).__name__}; expected tensors by name")
+            hint = (
+                f": if that is the model's state_dict(), give a file of it alone: torch.save(torch.load({str(path)!r})"
+                f"[{name!r}], 'model.pt'), and the optimizer's likewise"
+            )
+            raise BadArgument(
+                f"{path} has {name!r} of type {type(value).__name__}; expected tensors by name"
+                f"{hint if isinstance(value, Mapping) else ''}"
+            )
     return content
