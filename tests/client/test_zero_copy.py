@@ -104,6 +104,13 @@ def test_borrowed_values_are_those_that_are_pulled(cluster: Cluster, store: Stor
     assert store.version_of("embedding") == 1
 
 
+@pytest.mark.parametrize("names", [["none"], ["scale", "none"], ["embedding", "none"], ["none", "bias"]])
+def test_tensors_without_elements_are_borrowed_wherever_they_come(store: Store, names: list[str]) -> None:
+    values = make(store)
+    with store.borrow(names) as borrowed:
+        assert_same(borrowed, {name: values[name] for name in names})
+
+
 def test_borrowed_values_stay_what_they_are_while_steps_are_taken(store: Store) -> None:
     values = make(store)
     for taken in range(0, 6, 2):

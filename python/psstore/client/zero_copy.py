@@ -189,6 +189,6 @@ def _begins(layout: Layout) -> list[int]:
     begins, end = [], 0
     for size in sizes:
         gap = mmap.PAGESIZE if size >= MAPPED_FROM_BYTES else GAP_BYTES
-        begins.append(-(-end // gap) * gap)
+        begins.append(-(-end // gap) * gap if size else end)  # behind a gap it would begin beyond the memory's end
         end = begins[-1] + size
     return begins
