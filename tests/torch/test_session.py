@@ -18,6 +18,7 @@ from copy import deepcopy
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ import psstore
 from psstore.checkpoint.handed import pack_handed, unpack_handed
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.client.store import Store
-from psstore.errors import BadArgument, RolledBack, UsageError
+from psstore.errors import BadArgument, RolledBack, UsageError, VersionGone
 from psstore.torch import (
     Compression,
     DistributedOptimizer,
@@ -766,6 +767,17 @@ def test_storage_that_fails_ends_no_training(tmp_path: Path, caplog: pytest.LogC
             turn(one, step)
         assert store.version == 3
     assert "no checkpoint was written, and training goes on" in caplog.text
+
+
+def test_a_version_that_the_store_lets_go_of_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    """As where somebody assigns rows all the time, or more changes meanwhile than it has memory for."""
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        with mock.patch.object(store, "checkpoint", side_effect=VersionGone("version 1 is not kept")):
+            for step in session(one.optimizer, stop_at=3, checkpoint="1", checkpoint_to="/x"):
+                turn(one, step)
+        assert store.version == 3
+    assert "no checkpoint was written, and training goes on: version 1 is not kept" in caplog.text
 
 
 # ---- what is refused ----

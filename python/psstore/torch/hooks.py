@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from psstore.checkpoint.interval import CheckpointInterval
-from psstore.errors import BadArgument, PsstoreError, StorageError
+from psstore.errors import AvailabilityError, BadArgument, PsstoreError, RolledBack, StorageError
 
 if TYPE_CHECKING:
     from psstore.torch.loop import Step, TrainingSession
@@ -169,9 +169,10 @@ class CheckpointHook(Hook):
             self._error = error
 
     def _conclude(self) -> None:
-        """Storage may fail: training goes on. What was asked for wrongly is raised."""
+        """Storage may fail, and the store may have had to let go of the version: training goes on. What was asked for
+        wrongly is raised, and that the store has gone back."""
         error, self._error, self._thread = self._error, None, None
-        if isinstance(error, StorageError):
+        if isinstance(error, StorageError | AvailabilityError) and not isinstance(error, RolledBack):
             _log.warning("no checkpoint was written, and training goes on: %s", error.message)
         elif error is not None:
             raise error
