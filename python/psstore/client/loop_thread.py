@@ -199,12 +199,16 @@ class LoopThread:
 
     async def awaited(self, future: concurrent.futures.Future[T]) -> T:
         """What a future of work here comes to, for a caller in another event loop. Cancelled, it ends as soon as
-        nothing is done for it any more: arrays are their callers' again then."""
+        nothing is done for it any more, however often that is: arrays are their callers' again then."""
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             with contextlib.suppress(StoreClosed):
-                await asyncio.wrap_future(self._turn())
+                turn = asyncio.wrap_future(self._turn())
+                turn.add_done_callback(_no_matter)
+                while not turn.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait((turn,))
             raise
 
     def _turn(self) -> concurrent.futures.Future[None]:
