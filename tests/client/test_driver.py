@@ -133,6 +133,26 @@ def test_stopping_ends_calls_under_way(driver: LoopThread) -> None:
         driver.run(thread_here())
 
 
+def test_stopping_ends_what_was_started(driver: LoopThread) -> None:
+    started = driver.submit(asyncio.sleep(PATIENCE_S))
+    driver.catch_up()  # it is under way
+    driver.stop()
+    with pytest.raises(StoreClosed):
+        started.result(PATIENCE_S)
+
+
+def test_stopping_ends_what_was_started_just_before(driver: LoopThread) -> None:
+    driver._take()  # nothing begins
+    started = driver.submit(asyncio.sleep(PATIENCE_S))
+    stopping = threading.Thread(target=driver.stop)
+    stopping.start()
+    assert eventually(lambda: driver._stopping)
+    driver._give()
+    stopping.join()
+    with pytest.raises(StoreClosed):
+        started.result(PATIENCE_S)
+
+
 def test_a_stop_that_comes_while_the_own_thread_looks_for_events_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The turn takes the wake that was meant for its sleep."""
     driver = LoopThread()

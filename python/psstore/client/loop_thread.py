@@ -52,7 +52,9 @@ class Submitted(concurrent.futures.Future[T]):
 
     def begin(self, work: Coroutine[Any, Any, T]) -> None:
         """Called on the loop."""
-        asyncio.futures._chain_future(self._thread.loop.create_task(work), self)  # type: ignore[attr-defined]
+        task = self._thread.loop.create_task(self._thread.until_stopped(work))
+        task.add_done_callback(_no_matter)  # of one that was cancelled
+        asyncio.futures._chain_future(task, self)  # type: ignore[attr-defined]
 
     def cancel(self) -> bool:
         cancelled = super().cancel()
@@ -209,6 +211,15 @@ class LoopThread:
                 while not turn.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait((turn,))
+            raise
+
+    async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work comes to, here. Raises StoreClosed if the thread ends before it."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise StoreClosed(_CLOSED) from None
             raise
 
     def _turn(self) -> concurrent.futures.Future[None]:
@@ -434,10 +445,12 @@ class LoopThread:
             _log.exception("a bug in psstore: all connections of this store were ended")
 
     def _end(self) -> None:
+        for _ in range(2):  # what was submitted last becomes a task, and begins, so that it ends as the others
+            self._loop.turn(())
         left = asyncio.all_tasks(self.loop)
         for task in left:
             task.cancel()
-        while not all(task.done() for task in left):
+        while self._loop.ready or not all(task.done() for task in left):  # and tell those who wait
             self._loop.turn(self._loop.poll(self._until_next()[1]))
         self.loop.close()
         self._idle.close()
