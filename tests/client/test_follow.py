@@ -252,6 +252,24 @@ def test_frames_of_several_versions_are_read_again_as_of_one() -> None:
             assert all(counters["holds"] == 0 for counters in store.worker.stats())
 
 
+def test_tensors_without_decisions_come_once_for_each_wherever_they_lie() -> None:
+    """Nobody tells the other shard of the decision."""
+    with LocalStore(2) as local:
+        trainer = local.connect(rank=0)
+        for name in ("first", "second", "trained"):
+            trainer.create(name, np.zeros(3, F32), rule="sgd" if name == "trained" else "assign")
+        assert [trainer.describe(name).shards for name in trainer.keys()] == [(0,), (1,), (0,)]
+        readers = [FollowingReader(local.connect(role="client"), [name], None) for name in ("first", "second")]
+        for reader in readers:
+            assert reader.next().number == 0
+        trainer.push("trained", np.ones(3, F32))
+        trainer.commit({"lr": 1.0})
+        for reader in readers:
+            assert reader.next().number == 1
+            with pytest.raises(DeadlineExceeded):
+                reader.next(timeout_s=0.0)
+
+
 def test_what_cannot_be_followed_is_refused() -> None:
     with LocalStore() as local:
         worker = local.connect(rank=0)

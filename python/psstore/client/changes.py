@@ -292,7 +292,10 @@ class Copies:
         transfers = [frame.transfer() for frame in frames]
         answers = await operations.reading.receive(layout, transfers, wait_s, hold)
         news = [one for frame, answer in zip(frames, answers, strict=True) for one in frame.news(answer)]
-        return max((answer.version for answer in answers), default=0), news
+        heard = [answer.version for answer in answers]
+        if not layout.is_trained:  # no decision changes it, and none is waited for where it lies
+            heard.append(operations.client.shards[0].version)
+        return max(heard, default=0), news
 
     def _taken(self, copies: dict[str, TensorCopy], number: int, news: Sequence[News]) -> Version:
         for one in news:
