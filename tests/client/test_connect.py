@@ -302,7 +302,7 @@ def decisions_kept(cluster: Cluster) -> int:
 
 
 def test_decisions_are_forgotten_where_no_worker_stays_for_a_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psstore.protocol.client.MANY_DECISIONS", 4)
+    monkeypatch.setattr("psstore.protocol.participation.MANY_DECISIONS", 4)
     with clusters("local") as start:
         cluster = start(shards=2)
         for _ in range(12):

@@ -144,7 +144,7 @@ def test_a_call_that_fails_names_what_failed(stores: list[Store]) -> None:
     at_once(*[lambda store=store: work(store) for store in stores])
     first = stores[0]
     first._operations.context.pace.begin(first.round)  # type: ignore[union-attr]
-    first._backend.thread.run(first._operations.client.drop(NAMES[:2]))  # behind the back of what knows them
+    first._backend.thread.run(first._operations.client.tensors.drop(NAMES[:2]))  # behind the back of what knows them
     with pytest.raises(UnknownKey, match="'t0'"):
         first.start_push_many(dict.fromkeys(NAMES[:2], np.ones(ELEMS, np.float32))).result()
 

@@ -21,7 +21,7 @@ from psstore.client.reading import Reading
 from psstore.client.rule_state import Restored
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, StoreClosed, VersionGone
-from psstore.protocol.client import Client
+from psstore.protocol.holds import Holds
 from psstore.types import TensorSpec
 from tests.support.cluster import PATIENCE_S, Cluster, at_once, clusters
 from tests.support.server_process import eventually
@@ -125,7 +125,7 @@ def test_one_version_costs_nothing_where_nobody_trains(store: Callable[..., Stor
     worker, reader = store(), store(role="client")
     create(worker)
     step(worker)
-    with mock.patch.object(Client, "hold", side_effect=AssertionError("not needed")):
+    with mock.patch.object(Holds, "hold", side_effect=AssertionError("not needed")):
         for value in (*reader.pull_many(list(NAMES)), reader.pull("b")):
             assert_array_equal(value, np.full(ELEMS, -1, F32))
 
@@ -181,7 +181,7 @@ def test_what_was_restored_is_read_whole(store: Callable[..., Store]) -> None:
     create(worker)
     step(worker)
     worker.restore({"a": Restored(np.full(ELEMS, 5, F32))})
-    with mock.patch.object(Client, "hold", autospec=True, side_effect=Client.hold) as held:
+    with mock.patch.object(Holds, "hold", autospec=True, side_effect=Holds.hold) as held:
         assert_array_equal(reader.pull("a"), np.full(ELEMS, 5, F32))
         assert held.called
         step(worker)

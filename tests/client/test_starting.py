@@ -149,7 +149,8 @@ def test_a_small_call_that_fails_names_what_failed(store: Store) -> None:
     store.create("w", np.zeros(8, F32))
     for _ in range(2):
         store.start_push_many({"w": np.zeros(8, F32)}).result(PATIENCE_S)
-    store._backend.thread.run(store._operations.client.drop(["w"]))  # behind the back of what knows its definition
+    operations = store._operations
+    store._backend.thread.run(operations.client.tensors.drop(["w"]))  # behind the back of what knows its definition
     with pytest.raises(UnknownKey, match="'w'"):
         store.start_push_many({"w": np.zeros(8, F32)}).result()
     with pytest.raises(UnknownTensor):

@@ -104,13 +104,13 @@ def test_create_many_without_offer_waits_for_somebody_elses_value(cluster: Clust
 
 
 def test_names_of_dropped_tensors_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psstore.protocol.client.MAX_DROPPED_NAMES", 3)
+    monkeypatch.setattr("psstore.protocol.definitions.MAX_DROPPED_NAMES", 3)
     with psstore.connect("local://") as store:
         for step in range(10):
             store.create(f"dropped {step}", shape=(1,))
             store.drop(f"dropped {step}")
             store.create("overwritten", [float(step)], exist="overwrite")
-        names = store._operations.client._names.values()
+        names = store._operations.client.tensors.names.values()
         assert list(names) == ["overwritten", "overwritten", "dropped 9", "overwritten"]
 
 

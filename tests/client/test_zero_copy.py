@@ -25,7 +25,7 @@ from psstore.client.layout import OneVersion
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, StoreUnreachable, UnknownTensor
 from psstore.net.fd_server import MemoryServer
-from psstore.protocol.client import Client, Hold
+from psstore.protocol.holds import Hold, Holds
 from psstore.protocol.service import ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lease
 from psstore.types import TensorSpec
@@ -281,9 +281,9 @@ def test_version_that_shards_hold_is_lent_where_it_lies_though_all_has_changed(
 ) -> None:
     """The first answers are taken for those of several versions, and a step is taken before the next ones."""
     values, (shard, url) = make(near), service
-    hold = Client.hold
+    hold = Holds.hold
 
-    async def hold_before_a_step(self: Client, **options: Any) -> Hold:
+    async def hold_before_a_step(self: Holds, **options: Any) -> Hold:
         held = await hold(self, **options)
         await asyncio.to_thread(step, near)
         await asyncio.to_thread(near.keys)  # says, too, that it has read what the step's pull was lent
@@ -292,7 +292,7 @@ def test_version_that_shards_hold_is_lent_where_it_lies_though_all_has_changed(
     with psstore.connect(url, role="client", transport="shm", wait_s=PATIENCE_S) as reader:
         with (
             mock.patch.object(OneVersion, "__bool__", return_value=False),
-            mock.patch.object(Client, "hold", hold_before_a_step),
+            mock.patch.object(Holds, "hold", hold_before_a_step),
             reader.borrow(list(SHAPES)) as borrowed,
         ):
             assert eventually(lambda: shard.data.num_holds == 0)

@@ -203,14 +203,14 @@ def test_client_refuses_to_push_before_the_norm_was_asked_for() -> None:
 
 def test_client_refuses_to_commit_before_the_norm_was_asked_for() -> None:
     with pytest.raises(errors.BadArgument, match="commit: round 1 is clipped, and its norm was not asked for"):
-        unscaled_client().commit(present=[], hypers={}, wait_s=1.0).send(None)
+        unscaled_client().worker.commit(present=[], hypers={}, wait_s=1.0).send(None)
 
 
 def test_client_whose_decision_is_scaled_goes_on() -> None:
     client = unscaled_client()
-    assert client.unscaled is not None
-    client.set_scale(m.Scale(decision=1, factor=1.0))
-    assert client.unscaled is None
+    assert client.worker.unscaled is not None
+    client.worker.set_scale(m.Scale(decision=1, factor=1.0))
+    assert client.worker.unscaled is None
 
 
 # ---- restoring ----

@@ -29,7 +29,9 @@ from psstore.errors import (
     VersionGone,
     WorkerLost,
 )
-from psstore.protocol.client import GRACE_S, Hold, Transfer
+from psstore.protocol.client import Transfer
+from psstore.protocol.holds import Hold
+from psstore.protocol.links import GRACE_S
 from psstore.protocol.shares import Shares
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist, Scale
@@ -132,7 +134,7 @@ class Actor:
 
     async def settle_scale(self, tensors: list[Tensor]) -> None:
         """If the last decision clips: finds out by how much. Whoever was to do it may be dead."""
-        decision = self.client.unscaled
+        decision = self.client.worker.unscaled
         if decision is None or decision.max_norm is None:
             return
         counted = [t for t in tensors if any(contains(member.present, t.id) for member in decision.members)]
@@ -142,7 +144,7 @@ class Actor:
         if max(session.version for session in self.client.sessions) > decision.number:
             return  # the others have gone on without this worker, and no slot waits for it
         factor = clip_factor(sums.norm(), decision.max_norm)
-        self.client.set_scale(Scale(decision=decision.number, factor=factor))
+        self.client.worker.set_scale(Scale(decision=decision.number, factor=factor))
         self.history.scales.setdefault(decision.number, set()).add(factor)
 
 
@@ -197,7 +199,7 @@ class Worker(Actor):
         """Each for itself; in rounds of all, the others for the last one as well, which says nothing."""
         for_all = self.plan.mode == "sync" and self.plan.num_workers > 1
         if not for_all or self.rank < self.plan.num_workers - 1:
-            await self.insist(lambda: self.call("stop", self.client.stop(version, everyone=for_all)))
+            await self.insist(lambda: self.call("stop", self.client.worker.stop(version, everyone=for_all)))
 
     async def act(self) -> None:
         await self.join()
@@ -209,26 +211,28 @@ class Worker(Actor):
             await self.hand_in()
         if self.plan.stop_at is not None:
             await self.tell_end(self.plan.stop_at)
-        while self.client.round <= last_round and not self.client.stopped:
+        while self.client.worker.round <= last_round and not self.client.worker.stopped:
             await self.train_one_round()
-            if self.client.hand_in_wanted:
+            if self.client.worker.hand_in_wanted:
                 await self.hand_in()
         if self.plan.hands_in:
             await self.hand_in()
         if last_round == self.plan.rounds:
             await self.meet()
-        await self.call("leave", self.client.leave())
+        await self.call("leave", self.client.worker.leave())
 
     async def hand_in(self) -> None:
         """The version that this worker has come to, in its own words."""
-        await self.insist(lambda: self.call("hand in", self.client.hand_in(pack_handed(self.client.version))))
+        await self.insist(
+            lambda: self.call("hand in", self.client.worker.hand_in(pack_handed(self.client.carrier.version)))
+        )
 
     async def join(self) -> None:
         """A new life may have to wait until the store believes in the death of the old one."""
         limit_s = JOIN_WAIT_S + GRACE_S if self.plan.is_elastic else TIMEOUT_S
         for _ in range(3 * PATIENCE):
             try:
-                join = self.client.join(rank=self.rank, num_workers=self.plan.num_workers, wait_s=JOIN_WAIT_S)
+                join = self.client.worker.join(rank=self.rank, num_workers=self.plan.num_workers, wait_s=JOIN_WAIT_S)
                 await self.call("join", join, limit_s)
                 return
             except (RankTaken, TooManyWorkers):
@@ -237,7 +241,9 @@ class Worker(Actor):
 
     async def create(self) -> None:
         specs = [*self.specs, *rows.specs(self.plan)]
-        tensors, mine = await self.call("create", self.client.create(specs, exist="match", offer=True), 2 * TIMEOUT_S)
+        tensors, mine = await self.call(
+            "create", self.client.tensors.create(specs, exist="match", offer=True), 2 * TIMEOUT_S
+        )
         self.tensors, self.tables = tensors[: len(self.specs)], tensors[len(self.specs) :]
         if not mine:
             return
@@ -245,7 +251,7 @@ class Worker(Actor):
         first = [model.noise(tensor.spec.name, size=tensor.spec.num_elems) for tensor in chosen]
         sent = model.transfers(chosen, first, self.ways)
         await self.call("init", self.client.write("INIT", sent))
-        await self.call("ready", self.client.ready(mine))
+        await self.call("ready", self.client.tensors.ready(mine))
 
     async def pull_first(self) -> None:
         """Who is to send the first values may have died: then we are asked to."""
@@ -262,7 +268,7 @@ class Worker(Actor):
         await self.call("pull", self.client.pull(asked, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
 
     async def train_one_round(self) -> None:
-        world, round = self.machine.world, self.client.round
+        world, round = self.machine.world, self.client.worker.round
         await world.sleep(world.rng.expovariate(1.0 / self.plan.compute_s[self.rank]))
         absent = [
             tensor.id for tensor in self.tensors if model.is_absent(self.plan, tensor.spec, rank=self.rank, round=round)
@@ -295,14 +301,14 @@ class Worker(Actor):
 
     def take_share(self) -> None:
         """What this worker would train on in the open round."""
-        shares, round = self.shares, self.client.round
-        shares.advance(round - 1, self.client.member_log)
+        shares, round = self.shares, self.client.worker.round
+        shares.advance(round - 1, self.client.worker.member_log)
         assert self.rank in shares.members, f"rank {self.rank} is in round {round}, and is told of {shares.members}"
         self.history.shares[self.rank, self.life, round] = shares.members, shares.epoch, shares.of(self.rank)
 
     async def train_late(self, tensors: list[Tensor], sent: list[Transfer], gradients: list[Array]) -> None:
         """All that is pushed is committed; but once a liar pushes nothing."""
-        round = self.client.round
+        round = self.client.worker.round
         if self.plan.liar == self.rank and self.life == 1 and round >= FIRST_LIE and not self.history.lied:
             self.history.lied.add((self.rank, self.life, round))
             sent = []
@@ -318,7 +324,7 @@ class Worker(Actor):
 
     async def train_early(self, tensors: list[Tensor], sent: list[Transfer], gradients: list[Array]) -> None:
         """The commit goes first, or anywhere between the pushes, and slices are read as they get ready."""
-        round, half = self.client.round, self.machine.world.rng.randint(0, len(sent))
+        round, half = self.client.worker.round, self.machine.world.rng.randint(0, len(sent))
         committing = self.start(lambda: self.commit(tensors))
         await self.call(f"push {round}", self.client.push(sent[:half]))
         await committing
@@ -329,7 +335,9 @@ class Worker(Actor):
         limit_s = PROMPT_S if self.well_connected else TIMEOUT_S
         try:
             await self.insist(
-                lambda: self.call(f"finish {round}", self.client.finish(wait_s=FINISH_WAIT_S), FINISH_WAIT_S + GRACE_S)
+                lambda: self.call(
+                    f"finish {round}", self.client.worker.finish(wait_s=FINISH_WAIT_S), FINISH_WAIT_S + GRACE_S
+                )
             )
         except TornRound:
             await self.call("reading in a torn round", torn(reading), limit_s)
@@ -338,7 +346,7 @@ class Worker(Actor):
 
     async def commit(self, tensors: list[Tensor]) -> None:
         """The commit stands while it is asked for again."""
-        round = self.client.round
+        round = self.client.worker.round
         cell = (self.rank, self.life, round)
         manner = model.manner_of(self.plan, rank=self.rank, round=round)
         present = [tensor.id for tensor in tensors]
@@ -349,7 +357,7 @@ class Worker(Actor):
         committed = await self.insist(
             lambda: self.call(
                 f"commit {round}",
-                self.client.commit(
+                self.client.worker.commit(
                     hypers={**model.HYPERS, **rows.hypers(self.plan)},
                     weight=model.weight_of(self.rank),
                     loss_scale=self.plan.loss_scale,
@@ -372,7 +380,9 @@ class Worker(Actor):
         """Before leaving, all meet; whoever is lost by then is not waited for."""
         self.history.barriers_entered[self.rank] = self.machine.world.now
         try:
-            await self.call("barrier", self.client.barrier("end", wait_s=BARRIER_WAIT_S), BARRIER_WAIT_S + GRACE_S)
+            await self.call(
+                "barrier", self.client.worker.barrier("end", wait_s=BARRIER_WAIT_S), BARRIER_WAIT_S + GRACE_S
+            )
             self.history.barriers_passed[self.rank] = self.machine.world.now
         except (WorkerLost, DeadlineExceeded) as error:
             self.note(error)
@@ -398,10 +408,10 @@ class Writer(Actor):
             TensorSpec(name=f"mark{self.index}", shape=(self.ELEMS,), rule="sgd", group=model.FLOATS),
         ]
         (tally, note, mark), _ = await self.call(
-            "create", self.client.create(specs, exist="match", offer=False), 2 * TIMEOUT_S
+            "create", self.client.tensors.create(specs, exist="match", offer=False), 2 * TIMEOUT_S
         )
         if self.plan.hasty_writers:
-            self.client.timeout_s = HASTY_S
+            self.client.links.timeout_s = HASTY_S
         mine = np.zeros((self.plan.num_writers, self.ELEMS), np.float32)
         mine[self.index] = 1.0
         for count in range(1, NUM_WRITES + 1):
@@ -422,7 +432,7 @@ class Writer(Actor):
         num_requests = 4 if op == "RESTORE" else 1  # it learns and tells decisions first
         try:
             write = self.client.write(op, sent, trained=op == "RESTORE")
-            await self.call(op, write, num_requests * self.client.timeout_s)
+            await self.call(op, write, num_requests * self.client.links.timeout_s)
         except RolledBack:
             raise
         except AvailabilityError:
@@ -440,7 +450,9 @@ class Forerunner(Actor):
     """ADDs 1 to slices that may have no value yet, several at once. What it is told of each is what became of it."""
 
     async def act(self) -> None:
-        (given,), _ = await self.call("create", self.client.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S)
+        (given,), _ = await self.call(
+            "create", self.client.tensors.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S
+        )
         for _ in range(NUM_WRITES):
             await self.machine.world.sleep(self.machine.world.rng.expovariate(4.0))
             array = np.ones(GIVEN.num_elems, np.float32)
@@ -466,7 +478,9 @@ class Giver(Actor):
     """Gives what has no value its zeros, one slice after the other."""
 
     async def act(self) -> None:
-        (given,), _ = await self.call("create", self.client.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S)
+        (given,), _ = await self.call(
+            "create", self.client.tensors.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S
+        )
         for transfer in model.singly(given, np.zeros(GIVEN.num_elems, np.float32), self.ways, into=False):
             await self.machine.world.sleep(self.machine.world.rng.expovariate(2.0))
             await self.call("init", self.client.write("INIT", [transfer]))
@@ -482,10 +496,10 @@ class Curator(Actor):
             await self.create(TensorSpec(name=name, shape=(30,), rule="sgd"), "error")
             await self.create(TensorSpec(name=name, shape=(50,), rule="sgd"), "overwrite")
             if index % 2:
-                await self.call("drop", self.client.drop([name]), 2 * TIMEOUT_S)
+                await self.call("drop", self.client.tensors.drop([name]), 2 * TIMEOUT_S)
 
     async def create(self, spec: TensorSpec, exist: Exist) -> None:
-        await self.call("create", self.client.create([spec], exist=exist, offer=False), 2 * TIMEOUT_S)
+        await self.call("create", self.client.tensors.create([spec], exist=exist, offer=False), 2 * TIMEOUT_S)
 
 
 class Reader(Actor):
@@ -503,7 +517,7 @@ class Reader(Actor):
         while not self.stopped:
             await self.machine.world.sleep(self.machine.world.rng.expovariate(3.0))
             try:
-                tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
+                tensors = await self.call("describe", self.client.tensors.describe(None), 2 * TIMEOUT_S)
                 await self.read([t for t in tensors if model.is_counter(t.spec)], versions)
                 for table in filter(rows.is_table, tensors):
                     await self.read_rows(table)
@@ -567,7 +581,7 @@ class Historian(Actor):
         while not self.stopped:
             await self.machine.world.sleep(self.machine.world.rng.expovariate(1.5))
             try:
-                tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
+                tensors = await self.call("describe", self.client.tensors.describe(None), 2 * TIMEOUT_S)
                 read = self.read_at_once if self.machine.world.rng.random() < 0.5 else self.read
                 tables = [tensor for tensor in tensors if rows.is_table(tensor)]
                 await read(tables + [tensor for tensor in tensors if model.is_counter(tensor.spec)])
@@ -593,7 +607,7 @@ class Historian(Actor):
 
     async def read(self, tensors: list[Tensor]) -> None:
         acknowledged, rng = self.history.acknowledged, self.machine.world.rng
-        hold = await self.call("hold", self.client.hold(state=rng.random() < 0.5, wait_s=1.0), READ_S)
+        hold = await self.call("hold", self.client.holds.hold(state=rng.random() < 0.5, wait_s=1.0), READ_S)
         values: dict[str, bytes] = {}
         try:
             for tensor in tensors:
@@ -606,7 +620,7 @@ class Historian(Actor):
                 await self.call("pull_held", self.client.pull_held(hold, asked, wait_s=1.0), READ_S)
                 values[tensor.spec.name] = array.tobytes()
         finally:
-            self.client.free(hold.reader)
+            self.client.holds.free(hold.reader)
         self.history.versions.append(Version(self.machine.name, hold.version, acknowledged, values))
 
     async def read_table(self, table: Tensor, hold: Hold) -> None:
@@ -634,9 +648,9 @@ class Auditor(Worker):
             await self.join()
         except TornRound as error:
             self.machine.world.say(f"{self.machine.name}: {error}")
-        tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
+        tensors = await self.call("describe", self.client.tensors.describe(None), 2 * TIMEOUT_S)
         self.history.tensors = {tensor.spec.name: tensor for tensor in tensors}
-        if self.client.joined:
+        if self.client.worker.joined:
             await self.carry_on(tensors)
         else:
             await self.look_around(tensors)

@@ -25,7 +25,7 @@ class Archivist(Actor):
             await world.sleep(world.rng.expovariate(1.0 if self.plan.full_every == 1 else 4.0))
             acknowledged = self.history.acknowledged
             wait_s = self.plan.gather_s + WRITE_S
-            writing = self.client.checkpoint(
+            writing = self.client.checkpoints.write(
                 None, gather_s=self.plan.gather_s, pause=world.sleep, now=lambda: world.now, wait_s=wait_s
             )
             try:

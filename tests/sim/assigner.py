@@ -32,7 +32,7 @@ class Assigner(Actor):
     async def act(self) -> None:
         for number in range(NUM_ASSIGNMENTS):
             await self.machine.world.sleep(self.machine.world.rng.expovariate(1.0))
-            for table in await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S):
+            for table in await self.call("describe", self.client.tensors.describe(None), 2 * TIMEOUT_S):
                 if rows.is_open(table):
                     await self.assign(table, number)
 

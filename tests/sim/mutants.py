@@ -17,11 +17,11 @@ from psstore.client.norms import SquareSums
 from psstore.errors import RoundOutOfOrder
 from psstore.protocol import decision_log, decisions, election, norm_guard, rounds, shard_facts, standby
 from psstore.protocol.barriers import Barriers
-from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
 from psstore.protocol.connection import Connection
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.decision_cache import DecisionCache
+from psstore.protocol.decision_carrier import DecisionCarrier
 from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.membership import Membership
@@ -80,11 +80,11 @@ def decisions_are_carried_backwards(self: DecisionCache, number: int) -> tuple[S
     return kept[max(0, number + 1 - oldest) :][::-1]
 
 
-async def scales_are_kept_to_oneself(self: Client) -> None:
+async def scales_are_kept_to_oneself(self: DecisionCarrier) -> None:
     pass
 
 
-async def readers_ask_nobody(self: Client) -> int:
+async def readers_ask_nobody(self: DecisionCarrier) -> int:
     return self.version
 
 
@@ -338,8 +338,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         method(Stops, "at", lambda self, last: (0, 0)),
     ),
     "shards don't hear of scales": ("sync", broken_in_core("SCALES_ARE_HEARD")),
-    "scales are kept to oneself": ("sync", method(Client, "_tell_scale", scales_are_kept_to_oneself)),
-    "readers ask nobody for the last decision": ("sync", method(Client, "_learn_decisions", readers_ask_nobody)),
+    "scales are kept to oneself": ("sync", method(DecisionCarrier, "tell_scale", scales_are_kept_to_oneself)),
+    "readers ask nobody for the last decision": ("sync", method(DecisionCarrier, "learn_last", readers_ask_nobody)),
     "the coordinator's own shard waits to be told": (
         "async",
         method(ShardService, "catch_up", lambda self, now: []),

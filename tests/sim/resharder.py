@@ -33,7 +33,7 @@ class Resharder(Actor):
 
     async def act(self) -> None:
         world = self.machine.world
-        writing = self.client.checkpoint_at_standstill(
+        writing = self.client.checkpoints.write_at_standstill(
             None, gather_s=self.plan.gather_s, pause=world.sleep, now=lambda: world.now, wait_s=STANDS_S
         )
         try:

@@ -11,7 +11,7 @@ from unittest import mock
 from psstore import types
 from psstore.client import row_frames
 from psstore.partition import slicing
-from psstore.protocol import client, norm_guard, rounds
+from psstore.protocol import checkpoint_leader, norm_guard, rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.roles import Tokens
@@ -202,7 +202,9 @@ class Scenario:
             mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
             mock.patch.object(records, "PART_BYTES", 256),
             mock.patch.object(
-                client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths or plan.silences or plan.reshards else 1
+                checkpoint_leader,
+                "CHECKPOINT_ATTEMPTS",
+                3 if plan.shard_deaths or plan.silences or plan.reshards else 1,
             ),
         ):
             for rank in range(plan.num_workers):

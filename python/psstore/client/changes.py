@@ -30,7 +30,8 @@ from psstore.errors import (
     UnknownTensor,
     VersionGone,
 )
-from psstore.protocol.client import Hold, Transfer
+from psstore.protocol.client import Transfer
+from psstore.protocol.holds import Hold
 from psstore.protocol.requests import Answer
 from psstore.types import ITEM_BYTES, Tensor, applies_by_decision, slice_index
 
@@ -242,7 +243,7 @@ class Copies:
         if self._names is not None:
             tensors = await schema.find(self._names)
         else:
-            everything = await schema.find_any(await operations.client.keys())
+            everything = await schema.find_any(await operations.client.tensors.keys())
             tensors = [tensor for tensor in everything if tensor.spec.rows is None]
         copies = {}
         for tensor in tensors:

@@ -19,7 +19,7 @@ from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
 from psstore.client.started import Started
 from psstore.net.client import SocketDriver
-from psstore.protocol.client import GRACE_S
+from psstore.protocol.links import GRACE_S
 from psstore.protocol.requests import OPS
 from psstore.wire import messages as m
 
@@ -38,7 +38,7 @@ class Direct:
         self._driver = driver
         self._thread = thread
         self.paced = PacedCalls(operations, thread)
-        self._plain = {op: _core.CallTerms(OPS[op], client.timeout_s) for op in PLAIN_WRITES}
+        self._plain = {op: _core.CallTerms(OPS[op], client.links.timeout_s) for op in PLAIN_WRITES}
 
     def calls(self) -> _core.DirectCalls:
         return _core.DirectCalls(
@@ -74,13 +74,13 @@ class Direct:
             patience_s = self._context.patience(wait_s)
             if not client.may_pull(layout.ways, trained=layout.is_trained) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
                 return None
-            terms = _core.CallTerms(OPS[op], patience_s + GRACE_S, 0, True, client.decision, patience_s)
-            if wait_s is not None or client.owes_decisions or not (layout.is_trained or client.is_current):
+            terms = _core.CallTerms(OPS[op], patience_s + GRACE_S, 0, True, client.worker.decision, patience_s)
+            if wait_s is not None or client.owes_decisions or not (layout.is_trained or client.worker.is_current):
                 return terms
         elif op == "PUSH":
-            if not client.may_push or self._context.coded.has_pending:
+            if not client.worker.may_push or self._context.coded.has_pending:
                 return None
-            terms = _core.CallTerms(OPS[op], client.timeout_s, client.round, True)
+            terms = _core.CallTerms(OPS[op], client.links.timeout_s, client.worker.round, True)
         else:
             terms = self._plain[op]
         known[op] = terms

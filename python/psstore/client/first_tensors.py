@@ -52,7 +52,7 @@ class FirstTensors:
                 return
         left_s, pause_s = operations.context.patience(wait_s), 0.0
         number, has_begun = 0, False
-        while await self._are_missing(operations, there := await operations.client.keys()):
+        while await self._are_missing(operations, there := await operations.client.tensors.keys()):
             if has_begun:
                 if self._names is None:
                     return

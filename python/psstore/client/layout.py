@@ -14,7 +14,8 @@ from psstore.codec.codecs import Codecs, dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import EARLY_FRAME_BYTES, FRAME_BYTES, SliceRef, pack
 from psstore.partition.router import Router
-from psstore.protocol.client import Hold, Transfer
+from psstore.protocol.client import Transfer
+from psstore.protocol.holds import Hold
 from psstore.protocol.requests import Answer
 from psstore.types import Tensor, applies_by_decision
 

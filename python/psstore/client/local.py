@@ -256,9 +256,9 @@ class LocalDriver:
         client = Client(
             driver=self, identity=identity, decisions=decisions, sessions=sessions, timeout_s=options.timeout_s
         )
-        client.num_workers = self._cluster.consistency.num_workers
+        client.worker.num_workers = self._cluster.consistency.num_workers
         if options.role == "worker":
-            await client.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
+            await client.worker.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
             WaitNotices(client, self._cluster.loop)
         return Operations(client, wait_s=options.wait_s)
 

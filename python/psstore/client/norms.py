@@ -29,20 +29,20 @@ class Norm:
     async def ask(self, *, wait_s: float | None) -> float:
         """Returns the round's norm; the round is clipped then."""
         client = self._context.client
-        decision = client.unscaled
+        decision = client.worker.unscaled
         if decision is None or decision.max_norm is None:
             raise BadArgument("there is no norm to ask for: commit with max_norm= first, and ask once")
         tensors = await self._context.schema.within(member.present for member in decision.members)
         sums = SquareSums(tensors, client.ways)
         await client.norm(sums.transfers(), wait_s=self._context.patience(wait_s))
         norm = sums.norm()
-        client.set_scale(Scale(decision=decision.number, factor=clip_factor(norm, decision.max_norm)))
+        client.worker.set_scale(Scale(decision=decision.number, factor=clip_factor(norm, decision.max_norm)))
         self._context.coded.conclude(counts=math.isfinite(norm))
         return norm
 
     async def settle(self, wait_s: float | None) -> None:
         """Nothing can follow a clipped round before its norm is known: a worker that joins anew may have to ask."""
-        if self._context.client.unscaled is not None:
+        if self._context.client.worker.unscaled is not None:
             await self.ask(wait_s=wait_s)
 
 

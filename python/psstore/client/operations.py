@@ -36,7 +36,8 @@ from psstore.client.writing import Creating, Writing
 from psstore.client.zero_copy import Borrowed, Borrowing, Debt
 from psstore.codec.codecs import Codecs
 from psstore.errors import BadArgument, NonFinite
-from psstore.protocol.client import Client, Hold
+from psstore.protocol.client import Client
+from psstore.protocol.holds import Hold
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
 
@@ -137,7 +138,7 @@ class Operations:
         Raises UnknownTensor, RuleMismatch for a tensor that is no table; DeadlineExceeded, VersionGone.
         """
         if table is None:
-            return await self.client.keys()
+            return await self.client.tensors.keys()
         name = text("keys: table", table)
         async with self._held(wait_s) as hold:
             return await self.tables.keys(name, wait_s=wait_s, hold=hold)
@@ -148,12 +149,12 @@ class Operations:
         try:
             yield hold
         finally:
-            self.client.free(hold.reader)
+            self.client.holds.free(hold.reader)
 
     async def drop(self, name: str) -> None:
         """Forgets a tensor, on every shard. Raises UnknownTensor."""
         tensors = await self.context.schema.find_any([name])
-        await self.client.drop([name])
+        await self.client.tensors.drop([name])
         self.context.schema.forget(name)
         self.context.forget(tensors)
 
@@ -372,13 +373,13 @@ class Operations:
         return self._publish(names, seen(values), wait_s)
 
     async def _publish(self, names: Sequence[str], values: Sequence[Array], wait_s: float | None) -> int:
-        self.client.need_worker("publish")
-        if self.client.is_sealed:
+        self.client.worker.need_joined("publish")
+        if self.client.worker.is_sealed:
             await self.commit(wait_s=wait_s)
         await self._creating.create_published(names, values)
         await self.writing.push(Push(tuple(names), values, None, None, None))
         await self.commit(present=names, average=False, wait_s=wait_s)
-        return self.client.version
+        return self.client.carrier.version
 
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
@@ -588,7 +589,7 @@ class Operations:
         try:
             return await read(held)
         finally:
-            self.client.free(held.reader)
+            self.client.holds.free(held.reader)
 
     async def borrow(
         self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None, consistent: bool | None = None
@@ -609,7 +610,7 @@ class Operations:
     async def hold(self, *, state: bool = False, wait_s: float | None = None) -> Hold:
         """What `Store.snapshot` reads as of."""
         await self._norm.settle(wait_s)
-        return await self.client.hold(state=state, wait_s=self.context.patience(wait_s))
+        return await self.client.holds.hold(state=state, wait_s=self.context.patience(wait_s))
 
     async def hold_in(self, held: list[Hold], *, state: bool, wait_s: float | None) -> Hold:
         """`hold`, which is added to a list before anybody hears of it."""
@@ -618,7 +619,7 @@ class Operations:
 
     async def newer(self, version: int, *, wait_s: float | None = None) -> None:
         """Returns when there is a decision after that one. Raises DeadlineExceeded."""
-        await self.client.reach(version + 1, wait_s=self.context.patience(wait_s))
+        await self.client.carrier.reach(version + 1, wait_s=self.context.patience(wait_s))
 
     async def hand_in(self, state: Plain) -> None:
         """Gives the store what this rank's next life is to have again, as of this worker's last step: it is in the next
@@ -628,12 +629,12 @@ class Operations:
         `state`: None, bools, numbers, texts, bytes, arrays, and lists, tuples and dicts of these. The coordinator keeps
         the last of each rank in memory. Raises BadArgument that says where in it what can't be held is; OutOfMemory.
         """
-        await self.client.hand_in(pack_handed(state))
+        await self.client.worker.hand_in(pack_handed(state))
 
     async def handed_in(self) -> Handed | None:
         """What this rank has handed in last, in this life or one before, through restarts of the store from
         checkpoints; None: nothing."""
-        back = await self.client.handed_in()
+        back = await self.client.worker.handed_in()
         if back is None:
             return None
         version, packed = back
@@ -649,7 +650,7 @@ class Operations:
         version of its own.
         """
         number = None if version is None else whole("version", version)
-        await self.client.stop(number, finish=bool(finish), everyone=bool(everyone))
+        await self.client.worker.stop(number, finish=bool(finish), everyone=bool(everyone))
 
     async def checkpoint(
         self,
@@ -674,8 +675,8 @@ class Operations:
         await self._norm.settle(wait_s)
         patience_s = self.context.patience(wait_s)
         if gather_s is None:
-            gather_s = 0.0 if self.client.joined else GATHER_S
-        return await self.client.checkpoint(
+            gather_s = 0.0 if self.client.worker.joined else GATHER_S
+        return await self.client.checkpoints.write(
             url,
             gather_s=number("gather_s", gather_s),
             pause=asyncio.sleep,
@@ -719,11 +720,11 @@ class Operations:
 
         `once`: of a place that a program passes once, as the end of its set-up. The replacement of a worker that was
         lost begins there anew, and does not wait if others are past it; without, it would wait for their next call."""
-        await self.client.barrier(text("barrier: name", name), wait_s=self.context.patience(wait_s), once=once)
+        await self.client.worker.barrier(text("barrier: name", name), wait_s=self.context.patience(wait_s), once=once)
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. Reading and plain writing still work."""
-        await self.client.leave()
+        await self.client.worker.leave()
 
     async def stats(self) -> list[dict[str, int | float | str]]:
         """Counters of each shard, in their order."""

@@ -46,7 +46,7 @@ class PacedCalls:
             return None
         asked = Push(tuple(items), list(items.values()), op)
         plan = self._context.layouts.plan(asked.cache_key)
-        if plan is None or plan.op != "PUSH" or not client.may_push or self._context.coded.has_pending:
+        if plan is None or plan.op != "PUSH" or not client.worker.may_push or self._context.coded.has_pending:
             return None
         transfers = plan.layout.transfers_of(asked.values)
         return self._push(pace, plan.layout, transfers) if transfers else None

@@ -16,7 +16,8 @@ from psstore.client.rule_state import RuleState, parts, state_name
 from psstore.client.schema import as_target, check_decodes
 from psstore.codec.codecs import Codec, codecs_for
 from psstore.errors import BadArgument
-from psstore.protocol.client import Hold, Transfer
+from psstore.protocol.client import Transfer
+from psstore.protocol.holds import Hold
 from psstore.protocol.requests import Answer
 from psstore.types import Tensor
 

@@ -155,12 +155,12 @@ class Remote:
         client = Client(
             driver=self._driver, identity=identity, decisions=decisions, sessions=sessions, timeout_s=options.timeout_s
         )
-        client.num_workers = welcome.num_workers
+        client.worker.num_workers = welcome.num_workers
         if options.transport == "shm":
             await client.stats()  # each shard has answered what it was asked before: whether it shares memory
             _check_shares_memory(client.shards)
         if options.role == "worker":
-            await client.join(
+            await client.worker.join(
                 rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s, goes_on=options.goes_on
             )
             coordinator = sessions[0]

@@ -76,7 +76,7 @@ class Committing:
             raise BadArgument("an early commit promises its pushes: name them with present=")
         if not early:
             await self._need_quiet("commit")
-        if context.client.unscaled is not None:
+        if context.client.worker.unscaled is not None:
             await self._norm.settle(wait_s)
         counted = writing.pushed if present is None else await self._counted(present, promised=early)
         if early and not writing.rows.unsettled.isdisjoint(counted):
@@ -84,7 +84,7 @@ class Committing:
         with writing.rows.promising(counted) if early else nullcontext():
             if early:
                 self._begin_early()
-            committed = await context.client.commit(
+            committed = await context.client.worker.commit(
                 hypers=per_group(hypers, context.schema.groups()),
                 weight=number("weight", weight),
                 loss_scale=number("loss_scale", loss_scale),
@@ -114,7 +114,7 @@ class Committing:
     async def finish(self, *, wait_s: float | None) -> None:
         context = self._context
         await self._need_quiet("finish")
-        await context.client.finish(wait_s=context.patience(wait_s))
+        await context.client.worker.finish(wait_s=context.patience(wait_s))
         self._end_early()
         self._writing.round_ended()
         context.coded.conclude(counts=True)
@@ -122,8 +122,8 @@ class Committing:
     def _begin_early(self) -> None:
         """Has pushes and pulls from now on be those of an early round."""
         context = self._context
-        if context.pace is not None and context.client.num_workers > 1:
-            context.pace.begin(context.client.round)
+        if context.pace is not None and context.client.worker.num_workers > 1:
+            context.pace.begin(context.client.worker.round)
         context.layouts.early = context.sends_all
 
     def _end_early(self) -> None:

@@ -13,7 +13,8 @@ from psstore import _core
 from psstore.client.context import Context
 from psstore.errors import BadHeader
 from psstore.partition.packing import FRAME_BYTES
-from psstore.protocol.client import Hold, Transfer
+from psstore.protocol.client import Transfer
+from psstore.protocol.holds import Hold
 from psstore.protocol.requests import Answer
 from psstore.types import Tensor
 

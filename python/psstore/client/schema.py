@@ -96,7 +96,7 @@ class Schema:
         for name in unknown:
             check_name(name)
         if unknown:
-            self.learn(await self._client.describe(unknown))
+            self.learn(await self._client.tensors.describe(unknown))
         return [self._tensors[name] for name in names]
 
     def _is_known(self, name: str) -> bool:
@@ -115,7 +115,7 @@ class Schema:
         ids = {number for one in ranges for first, last in one for number in range(first, last + 1)}
         known = {tensor.id for tensor in self._tensors.values()}
         if not ids <= known:
-            self.learn(await self._client.describe(None))
+            self.learn(await self._client.tensors.describe(None))
         return sorted((t for t in self._tensors.values() if t.id in ids), key=lambda tensor: tensor.id)
 
     def groups(self) -> set[int]:

@@ -15,7 +15,7 @@ from psstore.client.layout import Pull
 from psstore.client.operations import Operations
 from psstore.client.rule_state import RuleState
 from psstore.client.tables import Ids
-from psstore.protocol.client import Hold
+from psstore.protocol.holds import Hold
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from psstore.client.pull_types import AwaitedKeys, AwaitedPullsMany, AwaitedPull
 from psstore.client.snapshot import AsyncSnapshot, Snapshot
 from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
-from psstore.protocol.client import Hold
+from psstore.protocol.holds import Hold
 from psstore.types import Consistency
 from psstore.wire.messages import Members
 
@@ -96,22 +96,22 @@ class _Face:
     def rank(self) -> int | None:
         """This worker's rank; None for a store that is not a worker, or has left."""
         client = self._operations.client
-        return client.identity.rank if client.joined else None
+        return client.identity.rank if client.worker.joined else None
 
     @property
     def num_workers(self) -> int:
         """Workers that the store was started for; where they come and go, those that take part in the open round."""
-        return self._operations.client.num_workers
+        return self._operations.client.worker.num_workers
 
     @property
     def members(self) -> tuple[int, ...]:
         """Ranks that take part in the open round: all of them, unless workers come and go."""
-        return self._operations.client.members or tuple(range(self.num_workers))
+        return self._operations.client.worker.members or tuple(range(self.num_workers))
 
     @property
     def member_log(self) -> Sequence[Members]:
         """Where workers come and go, or did before: each change of who takes part, since the training began."""
-        return self._operations.client.member_log
+        return self._operations.client.worker.member_log
 
     @property
     def is_first(self) -> bool:
@@ -139,38 +139,38 @@ class _Face:
     @property
     def round(self) -> int:
         """The round that pushes belong to now, from 1 on; 0 for one that never joined."""
-        return self._operations.client.round
+        return self._operations.client.worker.round
 
     @property
     def is_sealed(self) -> bool:
         """Whether this round was committed, and what became of it is not known here: `commit` goes on, has failed, or
         was interrupted. To commit again waits for that, and nothing can be pushed before."""
-        return self._operations.client.is_sealed
+        return self._operations.client.worker.is_sealed
 
     @property
     def is_promised(self) -> bool:
         """Whether this round was committed early, and is not finished: who leaves now leaves it torn."""
-        return self._operations.client.is_promised
+        return self._operations.client.worker.is_promised
 
     @property
     def version(self) -> int:
         """Number of the last decision that is known here: the version of the whole model."""
-        return self._operations.client.version
+        return self._operations.client.carrier.version
 
     @property
     def staleness(self) -> int:
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
-        return self._operations.client.staleness
+        return self._operations.client.worker.staleness
 
     @property
     def hand_in_wanted(self) -> bool:
         """Whether a checkpoint is being written that is to have what this worker hands in now."""
-        return self._operations.client.hand_in_wanted
+        return self._operations.client.worker.hand_in_wanted
 
     @property
     def stopped(self) -> bool:
         """Whether this worker's training has come to its end: see `stop`."""
-        return self._operations.client.stopped
+        return self._operations.client.worker.stopped
 
     @property
     def bytes_pushed(self) -> int:
@@ -260,7 +260,7 @@ class _Face:
 
         def free() -> None:
             for hold in held:
-                self._operations.client.free(hold.reader)
+                self._operations.client.holds.free(hold.reader)
 
         try:
             yield held

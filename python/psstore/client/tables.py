@@ -26,7 +26,7 @@ from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
 from psstore.codec.codecs import dtype_of, is_dtype, payload_bytes
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch, TableFull
-from psstore.protocol.client import Hold
+from psstore.protocol.holds import Hold
 from psstore.types import ID_BYTES, PARTITION_BITS, ROW_DTYPES, RowsSpec, Tensor, TensorSpec, record_bytes
 from psstore.wire.messages import Exist
 
@@ -84,14 +84,14 @@ class Tables:
         spec.check()
         spec = bounds.bounded(spec)
         spec.check()
-        tensors, _ = await self._context.client.create([spec], exist=exist, offer=False)
+        tensors, _ = await self._context.client.tensors.create([spec], exist=exist, offer=False)
         self._context.schema.learn(tensors)
 
     async def push(
         self, name: str, ids: Array, gradients: Array, *, codec: str | None, loss_scale: float | None
     ) -> None:
         table = await self._context.schema.find_table(name)
-        self._context.client.need_open("push")  # before anything is forgotten of what was pushed
+        self._context.client.worker.need_open("push")  # before anything is forgotten of what was pushed
         what = f"push_rows {name!r}"
         encoding = row_encoding(what, codec)
         numbers, shape = ids_of(what, ids)

@@ -29,7 +29,7 @@ class WaitNotices:
         self._since: float | None = None
         """When the wait began of which `_next_s` is the next notice."""
         self._next_s = FIRST_NOTICE_S
-        client.on_wait = self._begun
+        client.worker.on_wait = self._begun
 
     def _begun(self) -> None:
         """Called before each wait: a timer for each would cost more than most of them."""
@@ -39,7 +39,7 @@ class WaitNotices:
     def _look(self) -> None:
         self._timer = None
         client = self._client()
-        since = None if client is None else client.waits_since
+        since = None if client is None else client.worker.waits_since
         if client is None or since is None:
             return
         if since != self._since:
@@ -54,6 +54,6 @@ class WaitNotices:
     async def _tell(self, client: Client, since: float) -> None:
         with contextlib.suppress(PsstoreError):  # whoever waits hears of it
             who = await client.waited_for()
-            if who and client.waits_since == since:
+            if who and client.worker.waits_since == since:
                 waited_s = self._loop.time() - since
                 _log.warning("rank %d has waited %.0f s so far for %s", client.identity.rank, waited_s, who)

@@ -105,7 +105,7 @@ class Writing:
                 push = self._begin_push()
                 try:
                     await self._norm.settle(None)
-                    client.need_open("push")  # before anything is forgotten of what was pushed
+                    client.worker.need_open("push")  # before anything is forgotten of what was pushed
                     self._context.coded.pushing(layout)
                     turns = self._context.turns
                     if turns is None:
@@ -147,7 +147,7 @@ class Writing:
     async def _push_in_order(self, frames: FramesInFlight, transfers: Iterable[Transfer]) -> None:
         """Carries out `client.push` in a round that was committed early."""
         client = self._context.client
-        client.check_push()
+        client.worker.check_push()
         try:
             futures = await frames.push(client.ask_to_stage, transfers)
         except BaseException:
@@ -246,7 +246,7 @@ class Writing:
         no memory for their residuals."""
         coded = self._context.coded
         if wire_op == "PUSH":
-            self._context.client.need_open("push")
+            self._context.client.worker.need_open("push")
         push = self._begin_push()
         try:
             if place is not None:
@@ -342,14 +342,14 @@ class Creating:
         self, specs: Sequence[TensorSpec], sources: Sequence[Source | None], *, exist: Exist, offer: bool
     ) -> None:
         context = self._context
-        tensors, ours = await context.client.create(specs, exist=exist, offer=offer)
+        tensors, ours = await context.client.tensors.create(specs, exist=exist, offer=offer)
         context.schema.learn(tensors)
         initial = [(tensor, value) for tensor, value in zip(tensors, sources, strict=True) if tensor.id in ours]
         if initial:
             await self.send_first(
                 [tensor for tensor, _ in initial], [value for _, value in initial if value is not None]
             )
-            await context.client.ready([tensor.id for tensor, _ in initial])
+            await context.client.tensors.ready([tensor.id for tensor, _ in initial])
             context.first_values.note(tensor.id for tensor, _ in initial)
 
     async def send_first(self, tensors: Sequence[Tensor], sources: Sequence[Source]) -> None:

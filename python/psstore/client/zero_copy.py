@@ -20,7 +20,8 @@ from psstore.client.context import Context
 from psstore.client.layout import Layout, OneVersion
 from psstore.client.reading import Reading
 from psstore.errors import StoreUnreachable
-from psstore.protocol.client import Hold, Transfer
+from psstore.protocol.client import Transfer
+from psstore.protocol.holds import Hold
 from psstore.protocol.sharing import Borrower, Lease
 
 Borrowed = dict[str, npt.NDArray[Any]]

@@ -41,7 +41,7 @@ def main() -> None:
 
 async def written(operations: Operations, duty: ReshardDuty) -> int:
     """The version of what is written. Raises PsstoreError."""
-    return await operations.client.checkpoint_at_standstill(
+    return await operations.client.checkpoints.write_at_standstill(
         duty.place, gather_s=GATHER_S, pause=asyncio.sleep, now=time.monotonic, wait_s=WRITE_S
     )
 

@@ -343,7 +343,7 @@ class Reconnector:
 
 
 class SocketDriver:
-    """The `protocol.client.Driver` of a store whose shards are behind sockets: one reconnector per session."""
+    """The `protocol.links.Driver` of a store whose shards are behind sockets: one reconnector per session."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, reconnectors: Iterable[Reconnector], calls: _core.CallDriver

@@ -9,14 +9,14 @@ from typing import Any
 if "psstore.launch.resharding" in sys.orig_argv:
     import asyncio
 
-    from psstore.protocol.client import Client
+    from psstore.protocol.checkpoint_leader import CheckpointLeader
 
-    go_on, checkpoint = Path(os.environ["HELD_WRITER"]), Client.checkpoint
+    go_on, write = Path(os.environ["HELD_WRITER"]), CheckpointLeader.write
 
-    async def held(self: Client, *arguments: Any, **options: Any) -> int:
+    async def held(self: CheckpointLeader, *arguments: Any, **options: Any) -> int:
         go_on.with_suffix(".frozen").touch()
         while not go_on.exists():  # noqa: ASYNC110, ASYNC240 (another process makes it)
             await asyncio.sleep(0.01)
-        return await checkpoint(self, *arguments, **options)
+        return await write(self, *arguments, **options)
 
-    Client.checkpoint = held  # type: ignore[method-assign]
+    CheckpointLeader.write = held  # type: ignore[method-assign]
