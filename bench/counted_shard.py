@@ -25,8 +25,9 @@ from psstore.net.manual_loop import ManualLoop
 from psstore.net.server import Server
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.service import ShardService
 from psstore.protocol.signing import Signer
+from psstore.protocol.welcoming import ShardIdentity
 from psstore.types import Consistency, TensorSpec
 
 PARTS = ("push", "commit", "pull")

@@ -243,7 +243,7 @@ def lender() -> MemoryServer:
 def store_url(lender: MemoryServer) -> Iterator[str]:
     service = make_service(arena=lender.values, lender=lender)
     with serving(service, lender=lender) as url:
-        service.identity = replace(service.identity, addresses=((url,),))
+        service.welcoming.identity = replace(service.identity, addresses=((url,),))
         yield url
 
 
@@ -397,7 +397,7 @@ def test_transport_may_be_named_by_the_environment(
 def test_shared_memory_that_was_asked_for_and_is_not_there_is_an_error() -> None:
     service = make_service()
     with serving(service) as url:
-        service.identity = replace(service.identity, addresses=((url,),))
+        service.welcoming.identity = replace(service.identity, addresses=((url,),))
         with pytest.raises(BadArgument, match="shares no memory with this process"):
             psstore.connect(url, transport="shm")
 

@@ -193,7 +193,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[ShardService, str]
         arena=lender.values, lender=lender, max_leased_bytes=getattr(request, "param", MAX_LEASED_BYTES)
     )
     with serving(service, lender=lender) as url:
-        service.identity = replace(service.identity, addresses=((url,),))
+        service.welcoming.identity = replace(service.identity, addresses=((url,),))
         yield service, url
 
 
@@ -329,7 +329,7 @@ def cut_off(service: tuple[ShardService, str]) -> Iterator[tuple[Store, Proxy]]:
     host, port = url.removeprefix("ps://").split(":")
     proxy = Proxy((host, int(port)), iter(()))
     through = f"ps://{proxy.address[0]}:{proxy.address[1]}"
-    shard.identity = replace(shard.identity, addresses=((through,),))
+    shard.welcoming.identity = replace(shard.identity, addresses=((through,),))
     with psstore.connect(through, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
         yield store, proxy
     proxy.close()
@@ -366,7 +366,7 @@ def test_what_is_borrowed_for_too_long_is_taken_back_and_its_borrower_told(
     lender = MemoryServer(_core.ValueArena(), push_bytes=16 << 20)
     shard = make_service(arena=lender.values, lender=lender)
     with serving(shard, lender=lender, unread_s=0.4, lease_s=0.3) as url:
-        shard.identity = replace(shard.identity, addresses=((url,),))
+        shard.welcoming.identity = replace(shard.identity, addresses=((url,),))
         with psstore.connect(url, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
             values = make(store)
 
@@ -397,7 +397,7 @@ def test_values_that_were_taken_back_are_told_of_before_their_borrower_has_heard
             threading.Timer(0.2, goes_on.set).start()
 
     with serving(shard, lender=lender, unread_s=0.4, lease_s=0.3) as url:
-        shard.identity = replace(shard.identity, addresses=((url,),))
+        shard.welcoming.identity = replace(shard.identity, addresses=((url,),))
         with psstore.connect(url, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
             make(store)
             with pytest.raises(StoreUnreachable, match="was lost while its values were borrowed"):

@@ -15,9 +15,10 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.membership import Liveness
 from psstore.protocol.roles import Tokens
-from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.service import ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender
 from psstore.protocol.signing import Signer
+from psstore.protocol.welcoming import ShardIdentity
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire import messages as m
 from psstore.wire.ranges import to_ranges

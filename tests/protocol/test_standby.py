@@ -18,9 +18,10 @@ from psstore.protocol.election import Succession, succession
 from psstore.protocol.frames import Close
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.service import ShardService
 from psstore.protocol.signing import Signer
 from psstore.protocol.states import StandbyState
+from psstore.protocol.welcoming import ShardIdentity
 from psstore.protocol.words import MAX_WORDS, Words
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire import messages as m
@@ -147,13 +148,13 @@ class Pair:
 def test_a_standby_follows_and_may_lead_once_its_shard_counts_on_it() -> None:
     """Its shard says so when it has heard that the standby knows: until then it could not lead."""
     pair = Pair()
-    standby = pair.standby.standby
+    standby = pair.standby.leadership.standby
     assert standby is not None
     in_sync: list[tuple[str, StandbyState]] = []
-    pair.leader.standbys.on_in_sync = lambda client: in_sync.append((client, standby.state))
+    pair.leader.leadership.standbys.on_in_sync = lambda client: in_sync.append((client, standby.state))
     pair.talk()
     assert in_sync == [(FIRST, StandbyState.IN_SYNC)]
-    assert pair.leader.standbys.clients == [FIRST]
+    assert pair.leader.leadership.standbys.clients == [FIRST]
 
 
 def test_a_standby_that_has_not_all_that_it_needs_refuses_to_lead() -> None:
@@ -175,7 +176,7 @@ def test_replies_wait_until_a_standby_has_what_came_before_and_go_when_it_is_don
     pair.talk()
     assert client.take_replies(), "it does"
     lost: list[str] = []
-    pair.leader.standbys.on_lost = lost.append
+    pair.leader.leadership.standbys.on_lost = lost.append
     pair.leader.closed(1, 0.0)
     assert lost == [FIRST]
     pair.leader.closed(2, 0.0)
@@ -186,17 +187,17 @@ def test_replies_wait_until_a_standby_has_what_came_before_and_go_when_it_is_don
     for output in pair.leader.frame(3, frame, 0.0):
         third.reply(getattr(output, "pieces", []))
     assert not third.take_replies(), "who is lost may lead"
-    pair.leader.standbys.done_without(FIRST)
+    pair.leader.leadership.standbys.done_without(FIRST)
     assert third.take_replies()
 
 
 def test_a_standby_that_is_told_to_end_says_that_it_will_never_lead() -> None:
     pair = Pair()
-    assert pair.standby.retire() is None, "nobody counts on it"
+    assert pair.standby.leadership.retire() is None, "nobody counts on it"
     pair.talk()
     gone: list[str] = []
-    pair.leader.standbys.on_lost = pair.leader.standbys.on_retired = gone.append
-    word = pair.standby.retire()
+    pair.leader.leadership.standbys.on_lost = pair.leader.leadership.standbys.on_retired = gone.append
+    word = pair.standby.leadership.retire()
     assert word is not None
     pair.end.feed(word)
     frame = pair.end.next_frame(0.0)
@@ -206,12 +207,12 @@ def test_a_standby_that_is_told_to_end_says_that_it_will_never_lead() -> None:
     assert gone == [FIRST]
     pair.leader.closed(1, 0.0)
     assert gone == [FIRST]
-    assert not pair.leader.standbys.clients
+    assert not pair.leader.leadership.standbys.clients
     operator = pair.standby.opened(2, 0.0)
     exchange(pair.standby, 2, operator, hello("operator"))
     (refusal,) = exchange(pair.standby, 2, operator, PROMOTE)
     assert "it can't lead" in m.decode_body(m.Failure, refusal.body).message
-    assert pair.standby.retire() is None
+    assert pair.standby.leadership.retire() is None
 
 
 def exchange(
@@ -255,7 +256,7 @@ def test_nothing_is_read_of_a_shard_whose_standby_might_lead() -> None:
     (welcome,) = exchange(pair.leader, 3, third, hello("operator"))
     assert welcome.op == OPS["WELCOME"], "who sees to standbys is heard"
     gone: list[str] = []
-    pair.leader.standbys.on_retired = gone.append
+    pair.leader.leadership.standbys.on_retired = gone.append
     (promoted,) = exchange(pair.leader, 3, third, PROMOTE)
     assert promoted.op == OPS["PROMOTED"]
     assert client.take_replies()
@@ -266,15 +267,15 @@ def test_a_standby_that_comes_in_the_place_of_a_lost_one_sets_its_shard_free() -
     pair = Pair()
     pair.talk()
     pair.leader.closed(1, 0.0)
-    assert pair.leader.standbys.lost == [FIRST]
+    assert pair.leader.leadership.standbys.lost == [FIRST]
     other = pair._service()
     pair.standby, pair.end = other, pair.leader.opened(1, 0.0)
     identity = ClientIdentity(client=SECOND, role="standby")
     pair.protocol, said = other.follow(0, client=identity, address="there", place="here")
     pair.end.feed(said)
     pair.talk()
-    assert pair.leader.standbys.lost == []
-    assert pair.leader.standbys.clients == [SECOND]
+    assert pair.leader.leadership.standbys.lost == []
+    assert pair.leader.leadership.standbys.clients == [SECOND]
 
 
 def test_a_process_that_was_ended_and_is_heard_late_does_not_take_the_place_of_its_successor() -> None:
@@ -286,19 +287,19 @@ def test_a_process_that_was_ended_and_is_heard_late_does_not_take_the_place_of_i
     pair.protocol, said = successor.follow(0, client=identity, address="there", place="here")
     pair.end.feed(said)
     pair.talk(conn=2)
-    assert pair.leader.standbys.clients == [SECOND]
+    assert pair.leader.leadership.standbys.clients == [SECOND]
     dropped: list[int] = []
-    pair.leader.standbys.on_dropped = lambda conn, error: dropped.append(conn)
+    pair.leader.leadership.standbys.on_dropped = lambda conn, error: dropped.append(conn)
     pair.standby, pair.end, pair.protocol = ended, end_of_it, its_end
     pair.talk()
-    assert pair.leader.standbys.clients == [SECOND]
+    assert pair.leader.leadership.standbys.clients == [SECOND]
     assert dropped == [1]
 
 
 def test_clients_go_elsewhere_and_operators_are_heard_by_a_standby() -> None:
     pair = Pair()
     promoted: list[int] = []
-    pair.standby.on_promoted = lambda: promoted.append(1)
+    pair.standby.leadership.on_promoted = lambda: promoted.append(1)
     client = pair.standby.opened(1, 0.0)
     (refusal,) = exchange(pair.standby, 1, client, hello("client"))
     failure = m.decode_body(m.Failure, refusal.body)
@@ -338,8 +339,8 @@ def test_who_leads_numbers_connections_beyond_all_of_those_before() -> None:
     pair = Pair()
     pair.talk()
     pair.standby.lead(1.0)
-    assert pair.standby.first_connection == (1 << 32) + 1
-    assert pair.standby.standbys.epoch == 1
+    assert pair.standby.leadership.first_connection == (1 << 32) + 1
+    assert pair.standby.leadership.standbys.epoch == 1
 
 
 @pytest.mark.parametrize("role", ["worker", "client", "operator", "elector"])
@@ -354,7 +355,7 @@ def test_a_client_that_came_before_it_led_has_to_come_again(role: m.Role) -> Non
         assert answer.op == OPS["WELCOME"]
     else:
         assert m.decode_body(m.Failure, answer.body).code == errors.NotLeading.code
-    conn = pair.standby.first_connection
+    conn = pair.standby.leadership.first_connection
     (answer,) = exchange(pair.standby, conn, pair.standby.opened(conn, 1.0), hello(role), 1.0)
     assert answer.op == OPS["WELCOME"]
 
@@ -374,7 +375,7 @@ def test_only_a_process_of_the_store_may_follow_and_only_its_own_shard(
     frame = pair.end.next_frame(0.0)
     assert frame is not None
     pair.leader.frame(1, frame, 0.0)
-    connection = pair.leader._connections[1]
+    connection = pair.leader._connections.of[1]
     with pytest.raises(error):
         pair.leader.facts.may_follow(connection, m.Follow(fact=Signer(KEY).sign(fact)))
     with pytest.raises(errors.BadSignature):
@@ -444,7 +445,7 @@ def hand_in(pair: Pair) -> None:
     coming = r.ClientCame(5, SECOND, 0.0)
     joining = asked("JOIN", m.Join(rank=0), conn=5, request=1, client=SECOND)
     for told in (coming, joining, asked("HAND_IN", LARGE, conn=5, request=2, client=SECOND)):
-        pair.leader._tell(told)
+        pair.leader._host.tell(told)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
@@ -454,8 +455,8 @@ def test_what_is_larger_than_a_frame_comes_to_a_standby_in_parts(is_new: bool) -
         pair.talk()
     hand_in(pair)
     pair.talk()
-    assert pair.standby.standby is not None
-    assert pair.standby.standby.state is StandbyState.IN_SYNC
+    assert pair.standby.leadership.standby is not None
+    assert pair.standby.leadership.standby.state is StandbyState.IN_SYNC
     assert pair.standby.coordinator is not None
     assert pair.standby.coordinator.rounds.hand_ins.of[0].state == LARGE.state
 
@@ -463,7 +464,7 @@ def test_what_is_larger_than_a_frame_comes_to_a_standby_in_parts(is_new: bool) -
 def test_who_cannot_be_filled_is_dropped_and_nobody_else_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     dropped: list[tuple[int, Exception | None]] = []
-    pair.leader.standbys.on_dropped = lambda conn, error: dropped.append((conn, error))
+    pair.leader.leadership.standbys.on_dropped = lambda conn, error: dropped.append((conn, error))
     why = RuntimeError("no state can be had")
 
     def fail(root: object) -> bytes:
@@ -511,8 +512,8 @@ def test_a_standby_has_no_word_and_says_what_its_shard_had_said() -> None:
     ask_word(pair, pair.leader, 2, leads=False)
     (word,) = ask_word(pair, pair.standby, 5, leads=True)
     assert word == m.Word(gone=(OTHERS,), standby=FIRST, may_lead=False)
-    assert pair.standby.standby is not None
-    pair.standby.standby.is_cut = True
+    assert pair.standby.leadership.standby is not None
+    pair.standby.leadership.standby.is_cut = True
     (word,) = ask_word(pair, pair.standby, 6, leads=True)
     assert word == m.Word(gone=(OTHERS,), standby=FIRST, may_lead=True)
 
@@ -555,7 +556,7 @@ class Leased(Pair):
 def test_nothing_is_told_once_the_standby_may_lead_by_vote_and_it_does_not_ask_before() -> None:
     pair = Leased()
     pair.talk()
-    standby = pair.standby.standby
+    standby = pair.standby.leadership.standby
     assert standby is not None
     silent: list[float] = []
     standby.on_silent = lambda: silent.append(1.0)

@@ -19,7 +19,7 @@ from psstore.config import Transport
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.partition.slicing import SLICE_BYTES
-from psstore.protocol import service as service_module
+from psstore.protocol import connections
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output
 from psstore.protocol.handshake import ClientIdentity
@@ -216,7 +216,7 @@ def test_pull_that_waits_at_its_port_ends_when_its_time_is_over() -> None:
 
 
 def test_stranger_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.2)
     with serving(make_service()) as address, RawClient(address) as client, RawClient(address) as silent:
         client.hello()
         with pytest.raises(errors.HandshakeTimeout):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from psstore.errors import Overloaded
-from psstore.protocol import service
+from psstore.protocol import connections
 from tests.support.raw_client import RawClient, failure_of
 from tests.support.server_thread import make_service, serving
 
@@ -54,7 +54,7 @@ def ask(clients: Sequence[RawClient]) -> None:
 
 
 def test_the_oldest_stranger_makes_room(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STRANGER_S", 0.0)
+    monkeypatch.setattr(connections, "STRANGER_S", 0.0)
     with connected(address, LIMIT) as strangers, RawClient(address) as worker:
         train(worker)
         check_made_room(strangers[0])
@@ -71,7 +71,7 @@ def test_strangers_that_have_just_come_are_left_time_for_their_handshake(address
 def test_a_visitor_that_asked_nothing_makes_room_and_one_that_did_stays(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "VISITOR_S", 0.0)
+    monkeypatch.setattr(connections, "VISITOR_S", 0.0)
     with connected(address, 2) as workers, connected(address, MAX_VISITORS) as visitors:
         for worker in workers:
             worker.hello(role="worker")

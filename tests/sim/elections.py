@@ -131,8 +131,8 @@ class Elections:
         assert leader.server is not None
         standby = host.server = self._scenario.make_server(shard)
         standby.follow(leader.server, self._scenario.network, place=host.name)
-        assert standby.service.standby is not None
-        standby.service.standby.on_silent = standby.on_leader_lost = lambda: self._cut(host, standby)
+        assert standby.service.leadership.standby is not None
+        standby.service.leadership.standby.on_silent = standby.on_leader_lost = lambda: self._cut(host, standby)
 
     def _end(self, host: Host) -> None:
         """The process there ends, and a standby is started in its place."""
@@ -145,7 +145,7 @@ class Elections:
 
     def _cut(self, host: Host, standby: Server) -> None:
         """The standby has lost its shard, or hears nothing: from now on it answers nothing either."""
-        found = standby.service.standby
+        found = standby.service.leadership.standby
         if standby.dead or found is None or found.is_cut:
             return
         found.is_cut = True
@@ -155,19 +155,19 @@ class Elections:
         self._world.at(found.may_ask_at if found.may_lead else 0.0, lambda: self._ask_to_lead(host, standby))
 
     def _ask_to_lead(self, host: Host, standby: Server) -> None:
-        if standby.dead or standby.service.standby is None or host.server is not standby:
+        if standby.dead or standby.service.leadership.standby is None or host.server is not standby:
             return
         if not self._works(host):
             self._world.at(host.stands_still_until, lambda: self._ask_to_lead(host, standby))
             return
         other = self._other(host)
         is_led = self._leader(host.shard) is other and self._works(other) and self._reach(host, other)
-        if is_led or not standby.service.standby.may_lead:
+        if is_led or not standby.service.leadership.standby.may_lead:
             self._end(host)
             return
 
         def heard(found: Succession) -> None:
-            if standby.dead or standby.service.standby is None:
+            if standby.dead or standby.service.leadership.standby is None:
                 return
             if found is Succession.LEADS:
                 self._promote(host, standby)
@@ -210,7 +210,7 @@ class Elections:
 
     def _watch_leader(self, host: Host) -> None:
         assert host.server is not None
-        leader, standbys = host.server, host.server.service.standbys
+        leader, standbys = host.server, host.server.service.leadership.standbys
 
         def lost(client: str) -> None:
             host.lost.add(client)
@@ -247,7 +247,7 @@ class Elections:
             self._world.say(f"shard {host.shard} goes on without its standby")
             self.num_done_without += 1
             host.lost.discard(client)
-            leader.service.standbys.done_without(client)
+            leader.service.leadership.standbys.done_without(client)
             leader.carry_out([])
 
         host.asked.add(client)
@@ -348,7 +348,7 @@ class Elections:
             standby = self._other(leader).server
             if any(host.silent_until > now or not self._works(host) for host in hosts) or standby is None:
                 return False
-            found = standby.service.standby
+            found = standby.service.leadership.standby
             if found is None or not found.may_lead or found.is_cut or leader.lost:
                 return False
             if self._apart_until.get(shard, 0.0) > now:

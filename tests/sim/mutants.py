@@ -19,6 +19,7 @@ from psstore.protocol import decision_log, decisions, election, norm_guard, roun
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.clients import Clients
 from psstore.protocol.connection import Connection
+from psstore.protocol.connections import Connections
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.decision_carrier import DecisionCarrier
@@ -279,7 +280,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "pushes overtake decisions": ("async", broken_in_core("DECISIONS_COME_FIRST")),
     "skipped rounds are applied": ("sync", skips_are_applied),
     "parked pulls are never woken": ("sync", method(ShardService, "woken", lambda self, now: [])),
-    "older connections still speak": ("sync", method(ShardService, "_siblings", lambda self, c, h: ([], []))),
+    "older connections still speak": ("sync", method(Connections, "siblings", lambda self, c, h: ([], []))),
     "channels number their writes together": (
         "async",
         lambda: mock.patch.object(Connection, "writer", property(lambda self: self.client)),

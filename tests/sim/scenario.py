@@ -15,8 +15,8 @@ from psstore.protocol import checkpoint_leader, norm_guard, rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.roles import Tokens
-from psstore.protocol.service import ShardIdentity
 from psstore.protocol.signing import Signer
+from psstore.protocol.welcoming import ShardIdentity
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.restoring import restore_from
 from psstore.types import Tensor

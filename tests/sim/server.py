@@ -14,8 +14,9 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.saving import Keeper
-from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.service import ShardService
 from psstore.protocol.signing import Signer
+from psstore.protocol.welcoming import ShardIdentity
 from psstore.wire.messages import DecisionFact, Fact, Signed
 
 from .archive import Archive, SimulatedPlace, SimulatedSaver
@@ -128,7 +129,7 @@ class Server:
             lease_s=lease_s,
             lender=self._lender,
         )
-        self.service.standbys.on_dropped = self._drop
+        self.service.leadership.standbys.on_dropped = self._drop
         self.stands_still_until = 0.0
         """Nothing is done here before."""
         self.ends: dict[int, ServerEnd] = {}
@@ -174,12 +175,12 @@ class Server:
         """From now on clients come here."""
         self.leader = None
         self.service.lead(self.world.now)
-        self._ids = itertools.count(self.service.first_connection)
+        self._ids = itertools.count(self.service.leadership.first_connection)
         self.carry_out([])
 
     def retire(self) -> None:
         """SIGTERM to a standby, which ends once its shard has heard so, or by and by."""
-        word = self.service.retire()
+        word = self.service.leadership.retire()
         if word is not None:
             assert self.leader is not None, "it is told nothing where that is lost"
             self.leader.connection.to_server.write([word])

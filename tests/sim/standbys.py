@@ -53,10 +53,10 @@ class Standbys:
         """A new standby, of whoever leads."""
         leader, standby = self._scenario.servers[shard], self._scenario.make_server(shard)
         self._of[shard] = standby
-        leader.service.standbys.on_in_sync = self._in_sync.add
+        leader.service.leadership.standbys.on_in_sync = self._in_sync.add
         if shard not in self._apart:
             standby.follow(leader, self._scenario.network)
-            leader.service.standbys.on_lost = lambda client: self._lost(shard, standby)
+            leader.service.leadership.standbys.on_lost = lambda client: self._lost(shard, standby)
             standby.on_leader_lost = lambda: self._cut(standby)
         else:  # nobody where the leader is can end it
             standby.follow(leader, self._scenario.network, place="there")
@@ -112,7 +112,7 @@ class Standbys:
         if shard in self._apart:  # the other host starts another one in the same place
             self._start_soon(shard)
             return
-        leader.service.standbys.done_without(standby.follows_as)
+        leader.service.leadership.standbys.done_without(standby.follows_as)
         leader.carry_out([])
         self._start_soon(shard)
 
@@ -173,7 +173,7 @@ class Standbys:
 
 
 def may_lead(standby: Server) -> bool:
-    found = standby.service.standby
+    found = standby.service.leadership.standby
     return found is not None and found.may_lead
 
 

@@ -17,9 +17,10 @@ from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.service import ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES
 from psstore.protocol.signing import Signer
+from psstore.protocol.welcoming import ShardIdentity
 from psstore.types import Consistency
 
 JOIN_S = 30.0

@@ -34,10 +34,11 @@ from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.membership import Liveness
 from psstore.protocol.requests import Future
-from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import OwnShard
 from psstore.protocol.signing import MAC_BYTES, Signer
+from psstore.protocol.welcoming import ShardIdentity
 from psstore.types import Consistency, GivenGrace, grace_seconds, parse_workers, place_shards
 from psstore.wire.messages import Role
 

@@ -103,7 +103,9 @@ class Server:
         self.on_device_failed: Callable[[DeviceFailed], None] | None = None
         """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
-        service.standbys.on_dropped = lambda number, error: self._cut(number, "the shard goes on without it", error)
+        service.leadership.standbys.on_dropped = lambda number, error: self._cut(
+            number, "the shard goes on without it", error
+        )
         self._busy_poll_s = busy_poll_s
         self._for_all_users = for_all_users
         self._tokens = tokens
@@ -150,7 +152,7 @@ class Server:
 
     def retire(self) -> bool:
         """Never leads. Whether the shard that this is a standby of is told: then that one closes the connection."""
-        word = self._service.retire()
+        word = self._service.leadership.retire()
         if word is not None:
             self.poller.send(LEADER, [word])
         return word is not None
@@ -159,17 +161,17 @@ class Server:
         """From now on it is the shard, and listens."""
         self.poller.drop(LEADER)
         self._service.lead(self.now())
-        self._numbers = itertools.count(self._service.first_connection)
+        self._numbers = itertools.count(self._service.leadership.first_connection)
         self._turn()
 
     def done_without(self, client: str) -> None:
         """That standby will never lead: what waited for it goes on."""
-        self._service.standbys.done_without(client)
+        self._service.leadership.standbys.done_without(client)
         self.poller.deliver()
 
     def store_ends(self) -> None:
         """The workers are done, and this process is about to end: its standbys hear so."""
-        self._service.standbys.store_ends()
+        self._service.leadership.standbys.store_ends()
         self.poller.deliver()
 
     def not_resharded(self, why: str) -> None:
@@ -337,7 +339,7 @@ class Server:
                 return
             wake = self._service.data.next_wake()
         self._set_timer(wake)
-        if self._service.standby is not None and not self._service.is_settled:
+        if self._service.leadership.standby is not None and not self._service.is_settled:
             self._settle_soon()  # the records that made slots ready for their step were no events
 
     def _handle(self, connection: ServerConnection, what: _core.Frame | Exception | None) -> None:
@@ -445,7 +447,7 @@ class Server:
         if data.is_filling:
             self._carry_out(self._service.woken(self.now()))
             settled = settled and not data.is_filling
-        if self._service.standby is not None:
+        if self._service.leadership.standby is not None:
             self.poller.deliver()  # its shard hears what it has let go of
         if not settled:
             self._settle_soon()

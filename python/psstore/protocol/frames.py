@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from psstore import _core
 from psstore.errors import PsstoreError
-from psstore.wire.messages import Failure, encode_body
+from psstore.wire.messages import Failure, Message, encode_body
 
 Piece = bytes | memoryview
 """What a transport's `writelines` takes: owned bytes, or a view that keeps its memory alive."""
@@ -46,3 +46,14 @@ def failure_frame(request: int, error: PsstoreError) -> bytes:
     }
     body = encode_body(Failure(code=error.code, message=error.message, details=details))
     return _core.encode_frame(_core.OPS["ERROR"], request=request, body=body)
+
+
+def ended_by(conn: int, error: PsstoreError) -> list[Output]:
+    """What ends a connection that can't go on: the error, and its close."""
+    return [failure(conn, 0, error), Close(conn, error.message, error)]
+
+
+def answer(conn: int, frame: _core.Frame, body: Message | None, *, op: int | None = None) -> Send:
+    """The reply to a request: the next op number, unless the handshake says otherwise."""
+    encoded = encode_body(body) if body is not None else b""
+    return Send(conn, [_core.encode_frame(op if op is not None else frame.op + 1, request=frame.request, body=encoded)])

@@ -112,9 +112,9 @@ async def serve(settings: ShardSettings) -> None:
         return
     else:
         own_place(settings, keeper)
-    service.standbys.on_in_sync = lambda client: report(IN_SYNC, client)
-    service.standbys.on_lost = lambda client: report(LOST, client)
-    service.standbys.on_retired = lambda client: report(RETIRED, client)
+    service.leadership.standbys.on_in_sync = lambda client: report(IN_SYNC, client)
+    service.leadership.standbys.on_lost = lambda client: report(LOST, client)
+    service.leadership.standbys.on_retired = lambda client: report(RETIRED, client)
     orders.on_without = server.done_without
     orders.on_over = server.store_ends
     if coordinator is not None:
@@ -133,7 +133,7 @@ async def serve(settings: ShardSettings) -> None:
             server.listen(sock)
     report(READY, str(service.shard.version))
     await stopped.wait()
-    service.standbys.on_lost = lambda client: None  # it is this process that goes, and a standby may lead
+    service.leadership.standbys.on_lost = lambda client: None  # it is this process that goes, and a standby may lead
     orders.catch_up()
     orders.close()
     if orders.is_orphan:  # else the supervisor may have another process go on there, and removes the file at the end

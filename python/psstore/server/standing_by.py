@@ -44,7 +44,7 @@ async def stand_by(
     def lost(error: Exception | None) -> None:
         if error is not None:
             why.append(error)
-        standby = service.standby
+        standby = service.leadership.standby
         assert standby is not None, "it follows"
         standby.is_cut = True
         cut.set()
@@ -71,11 +71,11 @@ async def stand_by(
     )
     server.follow(sock, client=client, address=follows.address, place=follows.place, tls=tls)
     if follows.place:
-        assert service.standby is not None, "it follows"
-        service.standby.on_in_sync = lambda: report(IN_SYNC)
-        service.standby.on_over = store_ends
-        service.standby.on_silent = server.lose_leader
-        service.on_promoted = orders.lead.set
+        assert service.leadership.standby is not None, "it follows"
+        service.leadership.standby.on_in_sync = lambda: report(IN_SYNC)
+        service.leadership.standby.on_over = store_ends
+        service.leadership.standby.on_silent = server.lose_leader
+        service.leadership.on_promoted = orders.lead.set
         for own in sockets:
             server.listen(own)
     waits = [asyncio.ensure_future(event.wait()) for event in (orders.lead, stopped, failed)]
