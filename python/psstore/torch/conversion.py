@@ -48,10 +48,11 @@ def embeddings_in_store(
 
     Args:
         only: names of the modules to replace, as `model.named_modules()` has them; None: all.
-        rule, init, seed, cache_bytes, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
         dtype: what rows are kept in, 'float32' or 'bfloat16'; None: as the module's weight. Lookups are in the dtype of
             the weight in any case, so that the model goes on with what it had.
         prefix: put before the tables' names, to tell models on one store apart.
+
+    The other arguments are those of `psstore.torch.Embedding`, for each table.
 
     Raises UsageError, which names the module, for one that a table can't stand in for: with max_norm,
     scale_grad_by_freq, a weight that other modules use, a dtype that rows have not, a class of its own, or a row of

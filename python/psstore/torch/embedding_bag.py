@@ -40,9 +40,8 @@ class EmbeddingBag(TableModule):
     Args:
         mode: how a bag is reduced: 'sum', 'mean' or 'max'. An empty one is zeros.
         include_last_offset: offsets end with the number of ids, as in the CSR format.
-        padding_idx: an id that takes no part in its bag.
 
-    The other arguments are those of `TableModule`.
+    The other arguments are those of `TableModule`; the id `padding_idx` takes no part in its bag.
     """
 
     def __init__(

@@ -94,8 +94,6 @@ class TableModule(torch.nn.Module):
         name: of the table in the store.
         dim: elements of a row.
         store: a connected `psstore.Store`; to train, a worker's.
-        rule, dtype, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit. Lookups are
-            float32 also where rows are kept in 'bfloat16', and then rows travel in that.
         lookup_dtype: what lookups give, torch.float32 or torch.bfloat16, to which rows that are kept in float32 are
             rounded; gradients are added up in float32 either way.
         padding_idx: an id that stands for nothing: its row is zeros, and gets no gradient.
@@ -104,6 +102,9 @@ class TableModule(torch.nn.Module):
         compression: rows and gradients travel in fewer bytes: 'bf16', 'fp16' or 'int8' for both ways, 'push=int8' for
             one, or a psstore.torch.Compression (docs/rows.md, 'Fewer bytes').
         hypers: of the rule, under torch's names: lr, betas, eps, … What is not given has torch's default.
+
+    `rule`, `dtype`, `init`, `seed`, `max_rows`, `max_bytes`, `evict` and `admit` are as `Store.create_table` has them.
+    Lookups are float32 also where rows are kept in 'bfloat16', and then rows travel in that.
 
     Raises BadHyper for one that the rule has not, BadArgument for a codec that rows have not, UsageError.
     """
