@@ -6,6 +6,8 @@ of it in the end.
 
 A step that is taken again, by another life of the worker or by a store that went back, is in `rounds` once all the
 same. In `writes` it may be more than once, but not more often than it was sent, and once at least: it was acknowledged.
+Where workers come and go, all of this is of the steps that a worker took part in, by the store's log of members; others
+are not in `rounds`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +34,12 @@ class Notes:
     def note(self, what: str, step: int) -> None:
         os.write(self._file, f"{what} {step} {time.monotonic():.6f}\n".encode())
 
-    def end(self, rounds: list[list[float]], writes: list[list[float]]) -> None:
-        """What this worker reads in the store when all steps are taken."""
-        (self._folder / f"end-{self._rank}").write_text(json.dumps([rounds, writes]))
+    def end(
+        self, rounds: list[list[float]], writes: list[list[float]], took: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """What this worker reads in the store when all steps are taken. `took`: the ranks that took part in each; None:
+        all."""
+        (self._folder / f"end-{self._rank}").write_text(json.dumps([rounds, writes, took]))
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,13 @@ def account(folder: Path, num_workers: int, num_steps: int) -> Account:
         if not end.exists():
             lost.append(f"rank {reader} has read nothing at the end")
             continue
-        rounds, writes = json.loads(end.read_text())
+        rounds, writes, took = json.loads(end.read_text())
         for rank, step in itertools.product(range(num_workers), range(1, num_steps + 1)):
-            of_round, of_write = (rounds[rank][step - 1], 1), (writes[rank][step - 1], sent[rank, step])
+            fewest = int(took is None or rank in took[step - 1])
+            of_round, of_write = (rounds[rank][step - 1], fewest), (writes[rank][step - 1], sent[rank, step])
             for name, (found, most) in (("rounds", of_round), ("writes", of_write)):
                 told = f"rank {rank}'s step {step}, as rank {reader} reads it: {found} in {name}, sent {most} times"
-                if found < 1:
+                if found < fewest:
                     lost.append(told)
                 elif found > most or found != int(found):
                     doubled.append(told)

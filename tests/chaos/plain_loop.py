@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from psstore.client.store import Store
 from psstore.errors import RolledBack
 from tests.chaos.work import Work
 
@@ -13,17 +14,24 @@ LARGE_ELEMS = 800_000
 NETWORK, LEDGER = 0, 1
 """Parameter groups."""
 
+HYPERS = {NETWORK: {"lr": 0.05, "momentum": 0.9}, LEDGER: {"lr": 1.0, "momentum": 0.0}}
+
 
 def train(work: Work, num_elems: int) -> None:
     work.store.create("network", np.ones(num_elems, "f4"), rule="sgd", group=NETWORK)
     work.store.create("rounds", np.zeros(work.shape, "f4"), rule="sgd", group=LEDGER)
     while not _is_done(work, num_elems):
-        while True:  # as often as it goes back
-            try:
-                work.store.reconnect()
-                break
-            except RolledBack:
-                continue
+        go_on(work.store)
+
+
+def go_on(store: Store) -> None:
+    """Of a store that went back, as often as it does."""
+    while True:
+        try:
+            store.reconnect()
+            return
+        except RolledBack:
+            continue
 
 
 def _is_done(work: Work, num_elems: int) -> bool:
@@ -35,7 +43,7 @@ def _is_done(work: Work, num_elems: int) -> bool:
             draw = np.random.default_rng(1000 * step + work.rank).standard_normal(num_elems, "f4")
             store.push("network", draw - store.pull("network"))
             store.push("rounds", work.own(step, -work.shape[0]))
-            store.commit({NETWORK: {"lr": 0.05, "momentum": 0.9}, LEDGER: {"lr": 1.0, "momentum": 0.0}})
+            store.commit(HYPERS)
             work.stepped(step)
         state = store.pull_state(["network"])[0]
         work.end(store.pull("rounds"), [store.pull("network"), *state.buffers.values()])

@@ -18,9 +18,10 @@ each shard: the store never goes back. disk: checkpoints go to a file system of 
 WITH_STANDBYS: tuple[Scene, ...] = ("standbys", "apart")
 ON_HOSTS: tuple[Scene, ...] = ("hosts", "apart")
 
-Loop = Literal["plain", "shared", "sent", "none", "backward"]
+Loop = Literal["plain", "shared", "sent", "elastic", "none", "backward"]
 """plain: a store's calls, with numpy. shared: likewise, and so much is pushed that it goes through shared memory. sent:
-so much, over sockets. none, backward: a session of torch, with that overlap."""
+so much, over sockets. elastic: likewise, and workers come and go. none, backward: a session of torch, with that
+overlap."""
 
 LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
 """As often as they come: a process that loads torch takes eight times as long as one that does not."""
@@ -30,6 +31,9 @@ LARGE: Mapping[Scene, tuple[Loop, ...]] = {
     "standbys": ("plain", "plain", "shared", "sent"),
 }
 """What takes the place of plain there. A standby sees what is pushed through shared memory."""
+
+ELASTIC_SHARE = 0.3
+"""Of the plain ones with more than one worker."""
 
 SCENES: tuple[Scene, ...] = get_args(Scene)
 
@@ -105,6 +109,11 @@ class ChaosPlan:
     """Instead of `faults`, without an end: one of the scene's each time so long has passed."""
 
     @property
+    def workers(self) -> str:
+        """As `--workers` takes it."""
+        return f"1:{self.num_workers}" if self.loop == "elastic" else str(self.num_workers)
+
+    @property
     def limit_s(self) -> float:
         """Who needs more hangs."""
         return RUN_S + self.steps * max(2 * self.pace_s, SLOW_STEP_S)
@@ -118,6 +127,8 @@ def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> Ch
     loop = rng.choice(LOOPS)
     if scene in LARGE and loop == "plain":
         loop = rng.choice(LARGE[scene])
+    if loop == "plain" and num_workers > 1 and rng.random() < ELASTIC_SHARE:
+        loop = "elastic"
     return ChaosPlan(seed, num_shards, num_workers, loop, tuple(faults), scene)
 
 

@@ -125,7 +125,8 @@ class Monkey:
     def run(self, watch: Callable[[Monkey], None]) -> ChaosRun:
         result, before = self.result, shared_memory()
         self._gates.shut(map(_happens_after, self._plan.faults))
-        if self._plan.scene in ON_HOSTS or self._plan.fault_every_s or _reshards(self._plan):
+        plan = self._plan
+        if plan.scene in ON_HOSTS or plan.fault_every_s or plan.loop == "elastic" or _reshards(plan):
             # The training ends when all faults have: a host that came back to a store which is over would wait for it,
             # and that a command hangs would not be seen once the store has ended.
             self._gates.shut([self._plan.steps])

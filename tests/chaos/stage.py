@@ -111,7 +111,7 @@ class Stage:
             environ = {**environ, "PSSTORE_ADVERTISE": places, "PSSTORE_TRANSPORT": "tcp"}
         if plan.loop == "sent":
             environ = {**environ, "PSSTORE_TRANSPORT": "tcp"}
-        flags = ["--shards", str(plan.num_shards), "--workers", str(plan.num_workers), "--restarts", str(RESTARTS)]
+        flags = ["--shards", str(plan.num_shards), "--workers", plan.workers, "--restarts", str(RESTARTS)]
         flags += ["--standbys", "1"] if plan.scene == "standbys" else []
         saves = ["--checkpoint", self.place, "--checkpoint-every", plan.checkpoint_every]
         command = [sys.executable, "-m", "psstore.cli.main", "run", *flags, *saves, *work]
@@ -125,7 +125,7 @@ class Stage:
         environ = {**environ, "PSSTORE_TOKEN_FILE": str(token)}
         places = [f"{hosts.address(index)}:{PORT}" for index in range(self._num_places)]
         leaders, standbys = places[: plan.num_shards], places[plan.num_shards :]
-        flags = ["--shards-at", ",".join(leaders), "--workers", str(plan.num_workers)]
+        flags = ["--shards-at", ",".join(leaders), "--workers", plan.workers]
         flags += ["--checkpoint", self.place, "--checkpoint-every", plan.checkpoint_every]
         if standbys:  # what has lost both processes of a shard is lost, and noticed
             flags += ["--standbys-at", ",".join(standbys)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -55,6 +54,13 @@ def test_a_training_goes_on_with_other_numbers_of_shards_of_which_some_die() -> 
     number = (Fault(15, "reshard", "store to 3"), Fault(30, "kill", "shard 1"), Fault(45, "reshard", "store to 1"))
     result = hold(ChaosPlan(0, 2, 2, "plain", number))
     assert any("goes on with 3 shards" in line for line in result.output), result.output
+
+
+def test_a_training_ends_with_the_undisturbed_bytes_where_workers_come_and_go() -> None:
+    """Who was in which step is as the log of members has it, also once the store went back and on with other shards."""
+    faults = (Fault(12, "kill", "worker 1"), Fault(20, "kill", "shard 1"), Fault(40, "reshard", "store to 3"))
+    result = hold(ChaosPlan(0, 2, 3, "elastic", faults))
+    assert any("leaves after step" in line for line in result.output), result.output
 
 
 def test_a_training_outlives_every_fault_of_a_link() -> None:
@@ -116,8 +122,8 @@ def test_the_ledger_tells_what_was_lost_and_what_was_doubled(tmp_path: Path) -> 
         notes.note(SENDS, step)
         notes.note(STEPPED, step)
 
-    def told(rounds: list[float], writes: list[float]) -> tuple[int, int]:
-        (tmp_path / "end-0").write_text(json.dumps([[rounds], [writes]]))
+    def told(rounds: list[float], writes: list[float], took: list[list[int]] | None = None) -> tuple[int, int]:
+        notes.end([rounds], [writes], took)
         found = account(tmp_path, 1, 3)
         assert len(found.waits) == 3
         return len(found.lost), len(found.doubled)
@@ -129,6 +135,11 @@ def test_the_ledger_tells_what_was_lost_and_what_was_doubled(tmp_path: Path) -> 
     assert told([1, 1, 1], [1, 3, 2]) == (0, 2)
     assert told([1, 1, 1], [0, 1, 1]) == (1, 0)
     assert told([1, 1.5, 1], [1, 1, 1]) == (0, 1)
+    not_in_2 = [[0], [], [0]]
+    assert told([1, 0, 1], [1, 0, 1], not_in_2) == (0, 0)
+    assert told([1, 0, 1], [1, 2, 1], not_in_2) == (0, 0)  # of a step that never was
+    assert told([1, 1, 1], [1, 1, 1], not_in_2) == (0, 1)
+    assert told([1, 0, 0], [1, 1, 1], not_in_2) == (1, 0)
 
 
 class Echo:

@@ -4,9 +4,10 @@ same. Says each step of rank 0, and at the end the hash of what was trained; kee
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,13 @@ import numpy.typing as npt
 
 import psstore
 from psstore.client.store import Store
+from tests.chaos.absences import Absences
 from tests.chaos.gates import Gates
 from tests.chaos.ledger import SENDS, STEPPED, Notes
 from tests.chaos.plan import CHECKPOINT_EVERY
+
+CONNECT_S = 60.0
+"""For a store that starts, or is about to again."""
 
 HANDS_IN_S = 0.4
 """Longer than it takes that a checkpoint is asked for which is due: workers hand in then, and not behind a gate."""
@@ -28,7 +33,9 @@ class Work:
     def __init__(self, store: Store, num_steps: int, pace_s: float, folder: Path) -> None:
         assert store.rank is not None, "a worker has one"
         self.store, self.rank, self.num_steps = store, store.rank, num_steps
-        self.shape = (store.num_workers, num_steps)
+        self.shape = (int(os.environ["WORLD_SIZE"]), num_steps)
+        self.absences = Absences(folder)
+        self.absences.over(self.rank)
         self._notes = Notes(folder, self.rank)
         self._gates = Gates(folder)
         self._pace_s = pace_s
@@ -56,10 +63,16 @@ class Work:
         time.sleep(max(0.0, self._stepped_at + self._pace_s - time.monotonic()))
         self._stepped_at = time.monotonic()
 
-    def end(self, rounds: npt.NDArray[np.float32], trained: Iterable[npt.NDArray[np.float32]]) -> None:
-        """What the store has in the end."""
-        self._notes.end(rounds.tolist(), self.store.pull("writes").tolist())
-        digest = hashlib.sha256(b"".join(one.tobytes() for one in [rounds, *trained]))
+    def end(
+        self,
+        rounds: npt.NDArray[np.float32],
+        trained: Iterable[npt.NDArray[np.float32]],
+        *,
+        took: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """What the store has in the end. `took`: the ranks that took part in each step; None: all."""
+        self._notes.end(rounds.tolist(), self.store.pull("writes").tolist(), took)
+        digest = hashlib.sha256(b"".join(one.tobytes() for one in [*([rounds] if took is None else []), *trained]))
         say(f"version {self.store.version} sha256 {digest.hexdigest()}")
 
 
@@ -70,9 +83,13 @@ def say(line: str) -> None:
 
 
 def main(loop: str, num_steps: int, pace_s: float, folder: Path) -> None:
-    with psstore.connect(num_workers=None, connect_timeout_s=60.0) as store:
-        work = Work(store, num_steps, pace_s, folder)
-        if loop in ("plain", "shared", "sent"):
+    work = Work(psstore.connect(num_workers=None, connect_timeout_s=CONNECT_S), num_steps, pace_s, folder)
+    try:
+        if loop == "elastic":
+            from tests.chaos import elastic_loop
+
+            elastic_loop.train(work)
+        elif loop in ("plain", "shared", "sent"):
             from tests.chaos import plain_loop
 
             plain_loop.train(work, plain_loop.ELEMS if loop == "plain" else plain_loop.LARGE_ELEMS)
@@ -80,6 +97,8 @@ def main(loop: str, num_steps: int, pace_s: float, folder: Path) -> None:
             from tests.chaos import session_loop
 
             session_loop.train(work, overlap=loop)
+    finally:
+        work.store.close()
 
 
 if __name__ == "__main__":
