@@ -243,6 +243,7 @@ def test_cpp_layers_include_only_what_lies_below(repository: Path) -> None:
         ("psstore.client", {"torch"}),
         ("psstore.torch", {"lightning", "accelerate", "transformers"}),
         ("psstore.server", {"torch", "numpy", "rich"}),
+        ("psstore.server.supervisor", {"torch", "numpy", "rich", "asyncio", "uvloop"}),
         ("psstore.cli.server", {"torch", "numpy"}),
         ("psstore.checkpoint.owned_place", {"torch", "numpy", "fsspec", "rich", "psstore.protocol"}),
         ("psstore.checkpoint.reader", {"torch", "numpy", "fsspec", "rich", "psstore.protocol"}),

@@ -8,7 +8,6 @@ as without. So small a fixed window would cap a link with real latency.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -17,10 +16,13 @@ import socket
 import struct
 import sys
 import termios
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from psstore.errors import BadArgument
 from psstore.net.address import is_loopback
+
+if TYPE_CHECKING:  # a supervisor does without, and checks settings here
+    import asyncio
 
 UNIX_SEND_BUFFER_BYTES = 1 << 20
 """Unix sockets do not tune themselves: with Linux's 208 KiB a round of ResNet-50 took 1.5 times raw sockets on one
