@@ -25,9 +25,7 @@ class Archivist(Actor):
             await world.sleep(world.rng.expovariate(1.0 if self.plan.full_every == 1 else 4.0))
             acknowledged = self.history.acknowledged
             wait_s = self.plan.gather_s + WRITE_S
-            writing = self.client.checkpoints.write(
-                None, gather_s=self.plan.gather_s, pause=world.sleep, now=lambda: world.now, wait_s=wait_s
-            )
+            writing = self.client.checkpoints.write(None, gather_s=self.plan.gather_s, pause=world.sleep, wait_s=wait_s)
             try:
                 version = await self.call("checkpoint", writing, wait_s + 4 * TIMEOUT_S)
             except VersionGone as error:

@@ -34,7 +34,7 @@ class Resharder(Actor):
     async def act(self) -> None:
         world = self.machine.world
         writing = self.client.checkpoints.write_at_standstill(
-            None, gather_s=self.plan.gather_s, pause=world.sleep, now=lambda: world.now, wait_s=STANDS_S
+            None, gather_s=self.plan.gather_s, pause=world.sleep, wait_s=STANDS_S
         )
         try:
             version = await self.call("reshard", writing, STANDS_S + 4 * TIMEOUT_S)

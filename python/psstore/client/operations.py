@@ -8,7 +8,6 @@ make a coroutine: they look at the arrays on the caller's thread, as device/arra
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from os import PathLike
@@ -680,7 +679,6 @@ class Operations:
             url,
             gather_s=number("gather_s", gather_s),
             pause=asyncio.sleep,
-            now=time.monotonic,
             wait_s=patience_s,
             whole=bool(whole),
         )

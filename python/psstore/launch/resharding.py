@@ -7,7 +7,6 @@ it. The store stands still until the supervisor has it go on.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from psstore.client.arguments import Options
 from psstore.client.operations import GATHER_S, Operations
@@ -42,7 +41,7 @@ def main() -> None:
 async def written(operations: Operations, duty: ReshardDuty) -> int:
     """The version of what is written. Raises PsstoreError."""
     return await operations.client.checkpoints.write_at_standstill(
-        duty.place, gather_s=GATHER_S, pause=asyncio.sleep, now=time.monotonic, wait_s=WRITE_S
+        duty.place, gather_s=GATHER_S, pause=asyncio.sleep, wait_s=WRITE_S
     )
 
 

@@ -33,20 +33,18 @@ class CheckpointLeader:
         *,
         gather_s: float,
         pause: Callable[[float], Awaitable[object]],
-        now: Callable[[], float],
         wait_s: float,
         whole: bool = False,
     ) -> int:
         """Leads the writing of a checkpoint to `url`, or where the store writes its own, and returns its version: the
         last decision when every shard kept what comes after, or the next one if workers hand in, which they may take
-        `gather_s` to do. Shards write beside training. `pause` waits for so many seconds by the clock `now`. `whole`:
-        not without what workers hand in.
+        `gather_s` to do. Shards write beside training. `pause` waits for so many seconds by the driver's clock.
+        `whole`: not without what workers hand in.
 
         Raises StorageError, VersionGone, BadArgument, DeadlineExceeded."""
         check_wait(wait_s)
-        again = _until(
-            now() + wait_s, now, pause, f"no checkpoint was written within {wait_s:g} s; is its storage slow?"
-        )
+        until = self._links.driver.now() + wait_s
+        again = self._until(until, pause, f"no checkpoint was written within {wait_s:g} s; is its storage slow?")
         for _ in range(CHECKPOINT_ATTEMPTS - 1):
             try:
                 return await self._write(url, gather_s, whole, again)
@@ -55,19 +53,13 @@ class CheckpointLeader:
         return await self._write(url, gather_s, whole, again)
 
     async def write_at_standstill(
-        self,
-        url: str | None,
-        *,
-        gather_s: float,
-        pause: Callable[[float], Awaitable[object]],
-        now: Callable[[], float],
-        wait_s: float,
+        self, url: str | None, *, gather_s: float, pause: Callable[[float], Awaitable[object]], wait_s: float
     ) -> int:
         """As `write`, but nothing happens in the store any more, as its supervisor has allowed it: whatever anybody was
         told is in it."""
         check_wait(wait_s)
-        until = now() + wait_s
-        again = _until(until, now, pause, f"the store did not come to stand still within {wait_s:g} s")
+        until = self._links.driver.now() + wait_s
+        again = self._until(until, pause, f"the store did not come to stand still within {wait_s:g} s")
         while not (await self._begin(m.Begin(url=url))).ready:  # before anybody has to wait
             await again()
         first, *others = self._links.shards
@@ -76,7 +68,7 @@ class CheckpointLeader:
         for session in others:
             await collect(self._carrier.tell([session]))
             await self._freeze(session, 0.0, again)
-        return await self.write(url, gather_s=0.0, pause=pause, now=now, wait_s=until - now())
+        return await self.write(url, gather_s=0.0, pause=pause, wait_s=until - self._links.driver.now())
 
     async def _write(self, url: str | None, gather_s: float, whole: bool, again: Callable[[], Awaitable[None]]) -> int:
         saved: tuple[m.Signed | None, ...] = (None,)
@@ -130,15 +122,14 @@ class CheckpointLeader:
         while not expect(m.Frozen, await self._links.request(session, "FREEZE", body=body)).done:
             await again()
 
+    def _until(
+        self, deadline: float, pause: Callable[[float], Awaitable[object]], why: str
+    ) -> Callable[[], Awaitable[None]]:
+        """What to await before something is asked again: a pause, or DeadlineExceeded that says why."""
 
-def _until(
-    deadline: float, now: Callable[[], float], pause: Callable[[float], Awaitable[object]], why: str
-) -> Callable[[], Awaitable[None]]:
-    """What to await before something is asked again: a pause, or DeadlineExceeded that says why."""
+        async def again() -> None:
+            if self._links.driver.now() > deadline:
+                raise DeadlineExceeded(why)
+            await pause(LOOK_S)
 
-    async def again() -> None:
-        if now() > deadline:
-            raise DeadlineExceeded(why)
-        await pause(LOOK_S)
-
-    return again
+        return again
