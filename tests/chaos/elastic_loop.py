@@ -16,7 +16,7 @@ import psstore
 from psstore.client.store import Store
 from psstore.errors import RolledBack
 from psstore.wire.messages import members_after
-from tests.chaos.plain_loop import ELEMS, HYPERS, LEDGER, NETWORK, go_on
+from tests.chaos.plain_loop import ELEMS, HYPERS, define, go_on
 from tests.chaos.work import CONNECT_S, Work, say
 
 LEAVES_ONE_IN = 8
@@ -27,14 +27,9 @@ AWAIT_S = 1.0
 
 
 def train(work: Work) -> None:
-    _define(work)
+    define(work, ELEMS)
     while not _is_done(work):
         go_on(work.store)
-
-
-def _define(work: Work) -> None:
-    work.store.create("network", np.ones(ELEMS, "f4"), rule="sgd", group=NETWORK)
-    work.store.create("rounds", np.zeros(work.shape, "f4"), rule="sgd", group=LEDGER)
 
 
 def _is_done(work: Work) -> bool:
@@ -74,7 +69,7 @@ def _go_away(work: Work) -> None:
         work.store.close()
         time.sleep(random.uniform(0.0, LONGEST_AWAY_S))
         work.store = psstore.connect(num_workers=None, connect_timeout_s=CONNECT_S)
-        _define(work)
+        define(work, ELEMS)
 
 
 def who_took_part(store: Store, num_steps: int) -> list[list[int]]:

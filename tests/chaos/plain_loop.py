@@ -18,10 +18,15 @@ HYPERS = {NETWORK: {"lr": 0.05, "momentum": 0.9}, LEDGER: {"lr": 1.0, "momentum"
 
 
 def train(work: Work, num_elems: int) -> None:
-    work.store.create("network", np.ones(num_elems, "f4"), rule="sgd", group=NETWORK)
-    work.store.create("rounds", np.zeros(work.shape, "f4"), rule="sgd", group=LEDGER)
+    define(work, num_elems)
     while not _is_done(work, num_elems):
         go_on(work.store)
+
+
+def define(work: Work, num_elems: int) -> None:
+    """What is trained, in the store or found there."""
+    work.store.create("network", np.ones(num_elems, "f4"), rule="sgd", group=NETWORK)
+    work.store.create("rounds", np.zeros(work.shape, "f4"), rule="sgd", group=LEDGER)
 
 
 def go_on(store: Store) -> None:

@@ -18,9 +18,9 @@ each shard: the store never goes back. disk: checkpoints go to a file system of 
 WITH_STANDBYS: tuple[Scene, ...] = ("standbys", "apart")
 ON_HOSTS: tuple[Scene, ...] = ("hosts", "apart")
 
-Loop = Literal["plain", "shared", "sent", "elastic", "none", "backward"]
-"""plain: a store's calls, with numpy. shared: likewise, and so much is pushed that it goes through shared memory. sent:
-so much, over sockets. elastic: likewise, and workers come and go. none, backward: a session of torch, with that
+Loop = Literal["plain", "elastic", "shared", "sent", "none", "backward"]
+"""plain: a store's calls, with numpy. elastic: likewise, and workers come and go. shared: as plain, and so much is
+pushed that it goes through shared memory. sent: so much, over sockets. none, backward: a session of torch, with that
 overlap."""
 
 LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")

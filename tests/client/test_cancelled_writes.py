@@ -6,15 +6,17 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
 from psstore.client.flow_control import Pace
+from psstore.client.store import AsyncStore
 from tests.support.cluster import TO_SHARDS, Cluster, clusters
 
 F32 = np.float32
@@ -48,44 +50,43 @@ def strike() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_push_that_is_cancelled_sends_what_was_pushed(cluster: Cluster) -> None:
-    async def push_in_vain() -> None:
-        async with await cluster.connect_async(role="client") as store:
-            await store.create("a", np.zeros(NUM_ELEMS, F32))
-            assert cluster.process is not None
-            for value in (1.0, 2.0):  # the second one is a direct call
-                pushed = np.full(NUM_ELEMS, value, F32)
-                with cluster.process.stopped():
-                    with pytest.raises(asyncio.TimeoutError):
-                        await asyncio.wait_for(store.push("a", pushed), 0.05)
-                    pushed[:] = OVERWRITTEN
-                assert_array_equal(await store.pull("a"), np.full(NUM_ELEMS, value, F32))
+async def push_in_vain(
+    cluster: Cluster, cancelled: Callable[[AsyncStore, np.ndarray[Any, Any]], Awaitable[None]]
+) -> None:
+    """What is pushed has to come, whatever its array is once it is `cancelled`."""
+    async with await cluster.connect_async(role="client") as store:
+        await store.create("a", np.zeros(NUM_ELEMS, F32))
+        assert cluster.process is not None
+        for value in (1.0, 2.0):  # the second one is a direct call
+            pushed = np.full(NUM_ELEMS, value, F32)
+            with cluster.process.stopped():
+                await cancelled(store, pushed)
+                pushed[:] = OVERWRITTEN
+            assert_array_equal(await store.pull("a"), np.full(NUM_ELEMS, value, F32))
 
-    asyncio.run(push_in_vain())
+
+def test_a_push_that_is_cancelled_sends_what_was_pushed(cluster: Cluster) -> None:
+    async def cancelled(store: AsyncStore, pushed: np.ndarray[Any, Any]) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(store.push("a", pushed), 0.05)
+
+    asyncio.run(push_in_vain(cluster, cancelled))
 
 
 def test_a_push_that_is_cancelled_twice_sends_what_was_pushed(cluster: Cluster) -> None:
     """As by a time limit, and then by whoever ends the program."""
 
-    async def push_in_vain() -> None:
-        async with await cluster.connect_async(role="client") as store:
-            await store.create("a", np.zeros(NUM_ELEMS, F32))
-            assert cluster.process is not None
-            for value in (1.0, 2.0):  # the second one is a direct call
-                pushed = np.full(NUM_ELEMS, value, F32)
-                with cluster.process.stopped():
-                    push = asyncio.ensure_future(store.push("a", pushed))
-                    await asyncio.sleep(0.05)
-                    store._backend.thread.loop.call_soon_threadsafe(time.sleep, 0.2)  # it is busy just then
-                    push.cancel()
-                    await asyncio.sleep(0.01)
-                    push.cancel()
-                    with pytest.raises(asyncio.CancelledError):
-                        await push
-                    pushed[:] = OVERWRITTEN
-                assert_array_equal(await store.pull("a"), np.full(NUM_ELEMS, value, F32))
+    async def cancelled(store: AsyncStore, pushed: np.ndarray[Any, Any]) -> None:
+        push = asyncio.ensure_future(store.push("a", pushed))
+        await asyncio.sleep(0.05)
+        store._backend.thread.loop.call_soon_threadsafe(time.sleep, 0.2)  # it is busy just then
+        push.cancel()
+        await asyncio.sleep(0.01)
+        push.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await push
 
-    asyncio.run(push_in_vain())
+    asyncio.run(push_in_vain(cluster, cancelled))
 
 
 def test_a_push_that_is_interrupted_sends_what_was_pushed(cluster: Cluster, strike: Callable[[], None]) -> None:
