@@ -20,6 +20,7 @@ import logging
 import os
 import random
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -51,6 +52,9 @@ ROOM = "." * ROOM_BYTES
 
 ABOVE = 512
 """Where descriptors are put aside, beyond any that has to be at a place of its own."""
+
+LOOK_MS = 100
+"""How often who forks looks at a child that has not become the program."""
 
 BROKE = 70
 """Exit status of a process that did not become the program."""
@@ -175,9 +179,18 @@ def fork(start: Start, files: Mapping[int, int]) -> int:
         if not pid:
             _become(start, files, told)
     os.close(told)
-    os.read(waits, 1)  # ends as the child closes it, or ends
+    begins = select.poll()
+    begins.register(waits)
+    while not begins.poll(LOOK_MS) and not _is_stopped(pid):
+        pass
     os.close(waits)
     return pid
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether that child stands still, as who has seen its command line may have it do at any moment: then it has
+    become the program as far as anybody can see. The news stays, for who minds the child."""
+    return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _become(start: Start, files: Mapping[int, int], told: int) -> NoReturn:

@@ -130,6 +130,21 @@ sys.exit("ended")
 """
 
 
+STOPPED = """
+import os, signal, subprocess, sys
+from tests.support import forked_program
+
+forked_program._show = lambda start: os.kill(os.getpid(), signal.SIGSTOP)
+child = forked_program.ForkingPopen([sys.executable, "-m", "this"])
+child.kill()
+sys.exit(child.wait() != -signal.SIGKILL)
+"""
+
+
+def test_who_forks_does_not_wait_for_a_child_that_stands_still_as_soon_as_it_is_seen(repository: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", STOPPED], cwd=repository, timeout=30.0).returncode == 0
+
+
 def test_a_script_that_was_forked_finds_what_one_that_was_started_does(tmp_path: Path) -> None:
     (tmp_path / "facts.py").write_text(FACTS)
     command = [sys.executable, "-u", "facts.py", "an argument"]
