@@ -235,7 +235,7 @@ class Copies:
             return hold.version, news
 
         may_be = not is_checked and bool(frames) and layout.is_a_frame_each
-        return self._taken(copies, *await operations.read_one_version(take, may_be=may_be, wait_s=wait_s))
+        return self._taken(copies, *await operations.one_version.read(take, may_be=may_be, wait_s=wait_s))
 
     async def _looked_up(self, operations: Operations) -> dict[str, TensorCopy]:
         """The tensors to be read, those that are here as they are. Raises UnknownTensor, RuleMismatch."""

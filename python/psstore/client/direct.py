@@ -34,7 +34,7 @@ class Direct:
         self._writing = operations.writing
         self._reading = operations.reading
         self._client = client = operations.client
-        self._reads_consistently = operations.reads_consistently
+        self._reads_consistently = operations.one_version.is_default
         self._driver = driver
         self._thread = thread
         self.paced = PacedCalls(operations, thread)

@@ -8,8 +8,8 @@ make a coroutine: they look at the arrays on the caller's thread, as device/arra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -22,8 +22,9 @@ from psstore.client.compression.rows import KeptBack
 from psstore.client.context import Context
 from psstore.client.device.arrays import seen
 from psstore.client.flow_control import Pace
-from psstore.client.layout import OneVersion, Pull, Push
+from psstore.client.layout import Pull, Push
 from psstore.client.norms import Norm
+from psstore.client.one_version import OneVersionReading
 from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
 from psstore.client.row_bounds import Bounds
@@ -32,11 +33,10 @@ from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
 from psstore.client.tables import Ids, Tables
 from psstore.client.writing import Creating, Writing
-from psstore.client.zero_copy import Borrowed, Borrowing, Debt
+from psstore.client.zero_copy import Borrowing
 from psstore.codec.codecs import Codecs
-from psstore.errors import BadArgument, NonFinite
+from psstore.errors import NonFinite
 from psstore.protocol.client import Client
-from psstore.protocol.holds import Hold
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
 
@@ -57,6 +57,7 @@ class Operations:
         self.writing = Writing(context, norm)
         self.reading = Reading(context, norm)
         self.borrowing = Borrowing(context, self.reading)
+        self.one_version = OneVersionReading(context, norm, self.reading, self.borrowing)
         self._creating = Creating(context, self.writing)
         self._rounds = Committing(context, norm, self.writing)
         self.tables = Tables(context, norm, self.writing, self.reading)
@@ -139,16 +140,8 @@ class Operations:
         if table is None:
             return await self.client.tensors.keys()
         name = text("keys: table", table)
-        async with self._held(wait_s) as hold:
+        async with self.one_version.held(wait_s) as hold:
             return await self.tables.keys(name, wait_s=wait_s, hold=hold)
-
-    @asynccontextmanager
-    async def _held(self, wait_s: float | None) -> AsyncIterator[Hold]:
-        hold = await self.hold(wait_s=wait_s)
-        try:
-            yield hold
-        finally:
-            self.client.holds.free(hold.reader)
 
     async def drop(self, name: str) -> None:
         """Forgets a tensor, on every shard. Raises UnknownTensor."""
@@ -305,7 +298,7 @@ class Operations:
 
         Raises UnknownTensor, RuleMismatch for a tensor that is no table; DeadlineExceeded, VersionGone, OSError.
         """
-        async with self._held(wait_s) as hold:
+        async with self.one_version.held(wait_s) as hold:
             await self.tables.export(name, Path(path), wait_s=wait_s, hold=hold)
 
     # ---- writing ----
@@ -523,10 +516,9 @@ class Operations:
         places = None if out is None else seen([out], writable=True)
         newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
         asked = Pull((name,), places, newer_than, dtype, codec, wait_s)
-        pull = self._manner_of(asked, consistent)
 
         async def work() -> Array:
-            return (await pull(asked))[0]
+            return (await self.one_version.pull(asked, consistent))[0]
 
         return work()
 
@@ -551,70 +543,7 @@ class Operations:
         places = None if out is None else seen(list(out), writable=True)
         newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
         asked = Pull(tuple(names), places, newer_than, dtype, codec, wait_s)
-        return self._manner_of(asked, consistent)(asked)
-
-    @property
-    def reads_consistently(self) -> bool:
-        """Whether pulls that do not say are to be of one version."""
-        return self.client.identity.role == "client"
-
-    def _manner_of(self, asked: Pull, consistent: bool | None) -> Callable[[Pull], Coroutine[Any, Any, list[Array]]]:
-        may_be = asked.codec is None and asked.if_newer_than is None
-        if consistent and not may_be:
-            raise BadArgument("a pull with consistent=True takes neither codec nor if_newer_than")
-        if consistent is None:
-            consistent = may_be and self.reads_consistently
-        return self._pull_consistently if consistent else self.reading.pull
-
-    def _pull_consistently(self, asked: Pull) -> Coroutine[Any, Any, list[Array]]:
-        return self.read_one_version(
-            lambda hold: self.reading.pull(asked._replace(hold=hold)),
-            may_be=self.reading.takes_a_frame_each(asked),
-            wait_s=asked.wait_s,
-        )
-
-    async def read_one_version(
-        self, read: Callable[[OneVersion | Hold], Coroutine[Any, Any, T]], *, may_be: bool, wait_s: float | None
-    ) -> T:
-        """Reads, and again as of a version that shards hold, if what they answered is not of one. `may_be`: False if
-        that is to be expected: shards answer each frame as of one decision, and several frames of one shard seldom as
-        of the same while others train. These are held from the first. Raises as `hold`; VersionGone."""
-        if may_be:
-            is_whole = OneVersion()
-            result = await read(is_whole)
-            if is_whole:
-                return result
-        held = await self.hold(wait_s=wait_s)
-        try:
-            return await read(held)
-        finally:
-            self.client.holds.free(held.reader)
-
-    async def borrow(
-        self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None, consistent: bool | None = None
-    ) -> Borrowed:
-        """What `Store.borrow` gives, until the debt is settled."""
-        layout = await self.borrowing.layout(names)
-
-        def borrow(hold: OneVersion | Hold | None) -> Coroutine[Any, Any, Borrowed]:
-            return self.borrowing.borrow(debt, layout, wait_s, hold)
-
-        if consistent is None:
-            consistent = self.reads_consistently
-        if not consistent:
-            return await borrow(None)
-        is_cheap = all(shard.shares_memory for shard in self.client.shards)  # next to nothing is to be read again
-        return await self.read_one_version(borrow, may_be=layout.is_a_frame_each or is_cheap, wait_s=wait_s)
-
-    async def hold(self, *, state: bool = False, wait_s: float | None = None) -> Hold:
-        """What `Store.snapshot` reads as of."""
-        await self._norm.settle(wait_s)
-        return await self.client.holds.hold(state=state, wait_s=self.context.patience(wait_s))
-
-    async def hold_in(self, held: list[Hold], *, state: bool, wait_s: float | None) -> Hold:
-        """`hold`, which is added to a list before anybody hears of it."""
-        held.append(await self.hold(state=state, wait_s=wait_s))
-        return held[-1]
+        return self.one_version.pull(asked, consistent)
 
     async def newer(self, version: int, *, wait_s: float | None = None) -> None:
         """Returns when there is a decision after that one. Raises DeadlineExceeded."""

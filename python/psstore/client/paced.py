@@ -31,7 +31,7 @@ class PacedCalls:
         self._reading = operations.reading
         self._client = operations.client
         self._thread = thread
-        self._reads_consistently = operations.reads_consistently
+        self._reads_consistently = operations.one_version.is_default
 
     def start_push_many(
         self,

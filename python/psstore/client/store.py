@@ -465,7 +465,7 @@ class Store(_Face):
         long as it is looked up; at the end of the block StoreUnreachable if a connection was lost, or what was borrowed
         was not given back for ten minutes: it may have changed then."""
         with self._debt() as debt:
-            yield self._run(self._operations.borrow(debt, names, wait_s=wait_s, consistent=consistent))
+            yield self._run(self._operations.one_version.borrow(debt, names, wait_s=wait_s, consistent=consistent))
             self._run(self._operations.borrowing.settle(debt))
 
     @contextmanager
@@ -481,7 +481,7 @@ class Store(_Face):
         --snapshot-memory`) and somebody reads at least once a minute; then the view's calls raise VersionGone, as they
         do when a connection was lost. Tensors of rules 'assign' and 'add' are read as they are."""
         with self._held() as held:
-            hold = self._run(self._operations.hold_in(held, state=state, wait_s=wait_s))
+            hold = self._run(self._operations.one_version.hold_in(held, state=state, wait_s=wait_s))
             yield Snapshot(self._operations, hold, self._run)
 
     def follow(
@@ -569,7 +569,7 @@ class AsyncStore(_Face):
         self, names: Sequence[str], *, wait_s: float | None = None, consistent: bool | None = None
     ) -> AsyncIterator[Borrowed]:
         with self._debt() as debt:
-            borrowed = self._operations.borrow(debt, names, wait_s=wait_s, consistent=consistent)
+            borrowed = self._operations.one_version.borrow(debt, names, wait_s=wait_s, consistent=consistent)
             yield await self._await(borrowed)
             await self._await(self._operations.borrowing.settle(debt))
 
@@ -578,7 +578,7 @@ class AsyncStore(_Face):
     @asynccontextmanager
     async def snapshot(self, *, state: bool = False, wait_s: float | None = None) -> AsyncIterator[AsyncSnapshot]:
         with self._held() as held:
-            hold = await self._await(self._operations.hold_in(held, state=state, wait_s=wait_s))
+            hold = await self._await(self._operations.one_version.hold_in(held, state=state, wait_s=wait_s))
             yield AsyncSnapshot(self._operations, hold, self._await)
 
     snapshot.__doc__ = Store.snapshot.__doc__
