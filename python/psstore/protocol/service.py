@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from psstore import _core
 from psstore.errors import (
@@ -17,7 +16,6 @@ from psstore.errors import (
     BadArgument,
     DeviceFailed,
     OutOfMemory,
-    Overloaded,
     ProtocolError,
     PsstoreError,
     ShuttingDown,
@@ -31,6 +29,7 @@ from psstore.protocol.coordinator_host import CoordinatorHost
 from psstore.protocol.frames import Close, Output, Send, answer, ended_by, failure
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.leadership import Leadership
+from psstore.protocol.reshard_request import ReshardRequest
 from psstore.protocol.roles import Tokens, check_may
 from psstore.protocol.saving import Keeper, Saver
 from psstore.protocol.shard_facts import ShardFacts
@@ -53,12 +52,6 @@ WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"], OPS["RE
 
 CHECKPOINTS = frozenset((OPS["SAVE"], OPS["BEGIN"], OPS["KEEP"]))
 """Requests of whoever leads the writing of a checkpoint (saving.py)."""
-
-
-class _ReshardAsked(NamedTuple):
-    client: str
-    conn: int
-    request: int
 
 
 class ShardService:
@@ -100,10 +93,7 @@ class ShardService:
         )
         self.host_counters: Callable[[], Mapping[str, int | float | str]] = dict
         """For STATS: what is known of the process and its machine, which is none of the protocol's business."""
-        self.on_reshard: Callable[[int], None] = _refuse_to_reshard
-        """Called with the number of shards that the store is to go on with. Raises BadArgument."""
-        self._reshard_asked: _ReshardAsked | None = None
-        """Who has asked for that, until it has come to nothing: the store may be on its way without its connection."""
+        self.reshard_request = ReshardRequest()
         self._make_nonce = make_nonce
         self._lender = lender
         self._saver = saver
@@ -373,7 +363,9 @@ class ShardService:
         if frame.op == OPS["STATS"]:
             return [answer(connection.id, frame, self._statistics(frame, now))]
         if frame.op == OPS["RESHARD"]:
-            self._reshard(connection, frame)
+            if self.coordinator is None or self.leadership.standby is not None:
+                raise UnexpectedMessage(f"RESHARD is for shard 0 where it leads; this is {self.identity.shard}")
+            self.reshard_request.ask(connection, frame)
             return []
         if frame.op != OPS["PROMOTE"]:
             raise UnexpectedMessage(
@@ -382,21 +374,10 @@ class ShardService:
         self.leadership.promote(m.decode_body(m.Promote, frame.body))
         return [answer(connection.id, frame, None)]
 
-    def _reshard(self, connection: Connection, frame: _core.Frame) -> None:
-        if self.coordinator is None or self.leadership.standby is not None:
-            raise UnexpectedMessage(f"RESHARD is for shard 0 where it leads; this is {self.identity.shard}")
-        asked, client = self._reshard_asked, connection.client
-        if asked is None:
-            self.on_reshard(m.decode_body(m.Reshard, frame.body).shards)
-        elif asked.client != client:  # that one's may be gone, and the store on its way all the same
-            raise Overloaded("somebody else has asked for another number of shards already; ask again in a while")
-        self._reshard_asked = _ReshardAsked(client, connection.id, frame.request)
-
     def not_resharded(self, why: str, now: float) -> list[Output]:
         """The store goes on with the shards that it has. Who wanted others is told why, and whoever was not heard has
         to say again what it said, on another connection."""
-        asked, self._reshard_asked = self._reshard_asked, None
-        outputs: list[Output] = [] if asked is None else [failure(asked.conn, asked.request, BadArgument(why))]
+        outputs = self.reshard_request.came_to_nothing(why)
         if self.standstill.since is not None:
             self._host.goes_on(now)
             unheard = [conn for conn, connection in self._connections.of.items() if connection.is_gated]
@@ -438,13 +419,6 @@ class ShardService:
         if self._keeper is not None:
             counters.update(self._keeper.counters())
         return counters
-
-
-def _refuse_to_reshard(shards: int) -> None:
-    raise BadArgument(
-        f"this store can't go on with {shards} shards while it runs: they live inside a program, or on hosts of their"
-        " own. End it and start it with so many and --restore auto: a checkpoint fits any number"
-    )
 
 
 def _refusal(error: PsstoreError | MemoryError) -> PsstoreError:

@@ -102,7 +102,7 @@ async def serve(settings: ShardSettings) -> None:
 
     server.on_device_failed = give_up
     if settings.is_whole:
-        service.on_reshard = lambda shards: report(RESHARD, str(shards))
+        service.reshard_request.on_asked = lambda shards: report(RESHARD, str(shards))
         orders.on_stand_still = service.standstill.allow  # which may come with the order to lead
         orders.on_not_resharded = server.not_resharded
     sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
