@@ -277,9 +277,9 @@ def test_a_standby_gives_up_a_shard_that(what: str) -> None:
         loop, (mine, other) = asyncio.get_running_loop(), socket.socketpair()
         server = Server(make_service(), loop=loop, limits=ServerLimits(stalled_frame_s=0.2, unread_s=0.2))
         given_up: asyncio.Future[Exception | None] = loop.create_future()
-        server.on_leader_lost = given_up.set_result
+        server.leader.on_lost = given_up.set_result
         mine.setblocking(False)
-        server.follow(mine, client=ClientIdentity(client="a" * 32, role="standby"), address="there")
+        server.leader.follow(mine, client=ClientIdentity(client="a" * 32, role="standby"), address="there")
         with other:
             if what == "reads nothing":
                 server.poller.send(0, [bytes(LARGE_ELEMS)])

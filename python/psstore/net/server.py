@@ -30,14 +30,13 @@ from psstore.errors import (
 from psstore.net import loops
 from psstore.net.certificates import Certificates
 from psstore.net.credentials import is_trusted, peer_user
-from psstore.net.fd_client import see
+from psstore.net.leader_link import LEADER, LeaderLink
 from psstore.net.limits import EVENTS_PER_TURN, LINGER_S, ServerLimits
 from psstore.net.listener import Listener
 from psstore.net.server_connection import ServerConnection
 from psstore.net.sockets import tune
 from psstore.net.token_files import TokenWatch
 from psstore.protocol.frames import Close, Output, Send
-from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.service import ShardService
 
 _log = logging.getLogger("psstore.server")
@@ -53,9 +52,6 @@ RETRY_S = 1.0
 
 CATCH_UP_S = 1.0
 """How long a shard that ends waits until its standbys have what it has: they take milliseconds."""
-
-LEADER = 0
-"""Number of a standby's connection to its shard."""
 
 REFUSALS = 64
 """Connections over the limit that are told so before they are closed; beyond them they are only closed."""
@@ -97,6 +93,8 @@ class Server:
         self.limits = limits
         self.poller = _core.Poller(service.data, wakeup_fd=loops.bell(loop), busy_s=busy_poll_s)
         """Has the connections' sockets, and answers what is ordinary."""
+        self.leader = LeaderLink(service, self.poller, loop.time)
+        """To the shard that this is a standby of."""
         loop.add_reader(self.poller.fileno(), self._serve)
         self.on_turn: Callable[[float], None] | None = None
         """Called after each turn of the loop in which something happened that was no request for data."""
@@ -120,8 +118,6 @@ class Server:
         self._no_tick_before = 0.0
         service.shard.free_unused(0)  # which will be asked for now and then: so it may keep as much as rounds need
         self._sweeper = self._sweep_later()
-        self.on_leader_lost: Callable[[Exception | None], None] = lambda error: None
-        """Called when the shard that this is a standby of is out of reach, or can't be followed."""
         self._is_serving = False
         """What becomes due is done before the loop has its next turn, or asked of it then."""
         self._turn_is_due = False
@@ -129,37 +125,9 @@ class Server:
         """True while idle work is left, for which a turn is due."""
         self._emptied: asyncio.Event | None = None
 
-    def follow(
-        self,
-        sock: socket.socket,
-        *,
-        client: ClientIdentity,
-        address: str,
-        place: str = "",
-        tls: _core.TlsSession | None = None,
-    ) -> None:
-        """Becomes a standby of the shard at the other end of a connected socket. `place`: where this one listens, if
-        not where its shard does. `tls`: None: bytes go as they are."""
-        protocol, hello = self._service.follow(LEADER, client=client, address=address, place=place, see=see)
-        tune(sock)
-        self.poller.add(LEADER, socket=sock.detach(), protocol=protocol, tls=tls)
-        self.poller.send(LEADER, [hello])
-
-    def lose_leader(self) -> None:
-        """Leaves the shard that this is a standby of, which says nothing, without a word."""
-        self.poller.drop(LEADER)
-        self.on_leader_lost(None)
-
-    def retire(self) -> bool:
-        """Never leads. Whether the shard that this is a standby of is told: then that one closes the connection."""
-        word = self._service.leadership.retire()
-        if word is not None:
-            self.poller.send(LEADER, [word])
-        return word is not None
-
     def lead(self) -> None:
         """From now on it is the shard, and listens."""
-        self.poller.drop(LEADER)
+        self.leader.end()
         self._service.lead(self.now())
         self._numbers = itertools.count(self._service.leadership.first_connection)
         self._turn()
@@ -314,7 +282,8 @@ class Server:
         for _ in range(EVENTS_PER_TURN):
             event = self.poller.turn(0.0 if self._turn_is_due or self._is_settling else linger_s)
             if event is not None and event[0] == LEADER:
-                self._handle_leader(event[1])
+                self.leader.heard(event[1])
+                self._turn()
             elif event is not None:
                 self._handle(self._connections[event[0]], event[1])
             elif self._turn_is_due or self._is_settling:
@@ -362,19 +331,6 @@ class Server:
             connection.refuse(error)
         except Exception as error:
             self._broke(connection, error)
-
-    def _handle_leader(self, what: _core.Frame | Exception | None) -> None:
-        """Something from the shard that this is a standby of. What goes wrong is the end of that."""
-        try:
-            if not isinstance(what, _core.Frame):
-                self.on_leader_lost(what)
-                return
-            for output in self._service.frame(LEADER, what, self.now()):
-                assert isinstance(output, Send), "a standby closes no connections"
-                self.poller.send(LEADER, output.pieces)
-        except Exception as error:
-            self.on_leader_lost(error)
-        self._turn()
 
     def _arrived(self, connection: ServerConnection, frame: _core.Frame) -> None:
         """A frame is whole, or announced, and it is not for data alone."""
@@ -512,8 +468,7 @@ class Server:
         """Ends a connection without a word: its peer does not listen, or has to hear of it at once. `error`: behind the
         reason."""
         if number == LEADER:
-            _log.warning("the connection to the shard is cut: %s", why)
-            self.lose_leader()
+            self.leader.cut(why)
             return
         connection = self._connections.get(number)
         if connection is not None:

@@ -61,7 +61,7 @@ async def stand_by(
         over.set()
         report(OVER)
 
-    server.on_leader_lost = lost
+    server.leader.on_lost = lost
     sock, tls = _connect(follows.address, settings.credentials)
     client = ClientIdentity(
         client=follows.client,
@@ -69,12 +69,12 @@ async def stand_by(
         credentials=settings.credentials,
         features=FEATURE_CHECKSUM if follows.place else 0,
     )
-    server.follow(sock, client=client, address=follows.address, place=follows.place, tls=tls)
+    server.leader.follow(sock, client=client, address=follows.address, place=follows.place, tls=tls)
     if follows.place:
         assert service.leadership.standby is not None, "it follows"
         service.leadership.standby.on_in_sync = lambda: report(IN_SYNC)
         service.leadership.standby.on_over = store_ends
-        service.leadership.standby.on_silent = server.lose_leader
+        service.leadership.standby.on_silent = server.leader.lose
         service.leadership.on_promoted = orders.lead.set
         for own in sockets:
             server.listen(own)
@@ -83,7 +83,7 @@ async def stand_by(
     for wait in waits:
         wait.cancel()
     if stopped.is_set():
-        if server.retire():
+        if server.leader.retire():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(cut.wait(), RETIRE_S)
         return False
