@@ -396,6 +396,21 @@ def test_link_that_takes_long_for_a_push_keeps_its_connection(
             assert behind_proxy[0].num_accepted == connected
 
 
+def test_a_version_may_take_longer_to_come_than_a_follower_waits_for_one(
+    behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for less each time, and asks again, would be sent its beginning for ever."""
+    monkeypatch.setattr("psstore.protocol.client.GRACE_S", 0.1)
+    with clusters("tcp") as start:
+        cluster = start()
+        cluster.connect(rank=0).publish({"x": np.ones(2 * NUM_ELEMS, F32)})
+        address = parse_address(cluster.url)
+        assert isinstance(address, TcpAddress)
+        behind_proxy.append(Proxy((address.host, address.port), iter(()), pause_s=0.02))
+        with psstore.follow(cluster.url, transport="tcp", wait_s=PATIENCE_S) as reader:
+            assert_array_equal(reader.next(timeout_s=0.1).values["x"], np.ones(2 * NUM_ELEMS, F32))
+
+
 def test_store_that_answers_keeps_its_connections_however_long_others_are_waited_for(
     behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:

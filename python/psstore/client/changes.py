@@ -199,7 +199,10 @@ class Copies:
 
     async def advance(self, operations: Operations, *, wait_s: float | None) -> Version:
         """Goes to the newest version: as soon as its tensors are there if nothing came before, else as soon as there is
-        one after the last. Raises what a snapshot's pulls raise; DeadlineExceeded. Nothing has changed then."""
+        one after the last. `wait_s`: how long to wait for that. To bring it may take the store's `wait_s`: who waits
+        for less, and asks again, would be sent its first bytes again and again.
+
+        Raises what a snapshot's pulls raise; DeadlineExceeded. Nothing has changed then."""
         if self.number is None:
             await self._first.arrive(operations, wait_s=wait_s)
         else:
@@ -290,8 +293,8 @@ class Copies:
         wait_s: float | None,
     ) -> tuple[int, list[News]]:
         """The newest version of which something came, and what came."""
-        transfers = [frame.transfer() for frame in frames]
-        answers = await operations.reading.receive(layout, transfers, wait_s, hold)
+        transfers, timeout_s = [frame.transfer() for frame in frames], operations.context.patience(None)
+        answers = await operations.reading.receive(layout, transfers, wait_s, hold, timeout_s=timeout_s)
         news = [one for frame, answer in zip(frames, answers, strict=True) for one in frame.news(answer)]
         heard = [answer.version for answer in answers]
         if not layout.is_trained:  # no decision changes it, and none is waited for where it lies
@@ -336,7 +339,8 @@ async def _compare(
     trained = [copy for copy in copies.values() if applies_by_decision(copy.tensor.spec.rule)]
     layout = operations.context.layouts.of([c.tensor for c in trained], [c.dtype for c in trained], pull=True)
     wholes = [np.empty(copy.data.nbytes, np.uint8) for copy in trained]
-    await operations.reading.receive(layout, layout.transfers(wholes), wait_s, hold)
+    timeout_s = operations.context.patience(None)
+    await operations.reading.receive(layout, layout.transfers(wholes), wait_s, hold, timeout_s=timeout_s)
     future = {copy.tensor.id: copy.data.copy() for copy in trained}
     for one in news:
         of = one.of

@@ -46,10 +46,10 @@ class FollowingReader:
         """The newest version: as soon as its tensors are there the first time, and then as soon as there is one after
         `version`. Its values are `values`.
 
-        `timeout_s`: how long to wait for it (default: the store's `wait_s`). Raises DeadlineExceeded, after which the
-        values are what they were, and so for any other error; UnknownTensor for names that nobody has created although
-        the first step was taken. A store that was restored from a checkpoint is read whole
-        again: the version may be a lower one, and says `restored`.
+        `timeout_s`: how long to wait for it (default: the store's `wait_s`); to bring it may take the store's `wait_s`,
+        however little this is. Raises DeadlineExceeded, after which the values are what they were, and so for any other
+        error; UnknownTensor for names that nobody has created although the first step was taken. A store that was
+        restored from a checkpoint is read whole again: the version may be a lower one, and says `restored`.
         """
         return self._reading(lambda: self._copies.advance(self._store._operations, wait_s=timeout_s))
 

@@ -203,8 +203,11 @@ class Reading:
         transfers: Sequence[Transfer] | Download | FollowedDownload,
         wait_s: float | None,
         hold: Hold | OneVersion | None = None,
+        *,
+        timeout_s: float = 0.0,
     ) -> list[Answer]:
-        """Carries out the transfers of a pull."""
+        """Carries out the transfers of a pull. `timeout_s`: how long its answers may take, if that is more than is
+        waited for them."""
         await self._norm.settle(wait_s)
         pace = self._context.turns
         with (
@@ -214,20 +217,25 @@ class Reading:
             if turn is not None:
                 await turn
             if isinstance(transfers, Download | FollowedDownload):
-                answers = await transfers.received(lambda some: self._read(layout, some, wait_s, hold))
+                answers = await transfers.received(lambda some: self._read(layout, some, wait_s, hold, timeout_s))
             else:
-                answers = await self._read(layout, transfers, wait_s, hold)
+                answers = await self._read(layout, transfers, wait_s, hold, timeout_s)
         self._note(layout, answers)
         return answers
 
     async def _read(
-        self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None, hold: Hold | OneVersion | None = None
+        self,
+        layout: Layout,
+        transfers: Sequence[Transfer],
+        wait_s: float | None,
+        hold: Hold | OneVersion | None = None,
+        timeout_s: float = 0.0,
     ) -> list[Answer]:
         wait, client = self._context.patience(wait_s), self._context.client
         if isinstance(hold, Hold):
-            answers = await client.pull_held(hold, transfers, wait_s=wait)
+            answers = await client.pull_held(hold, transfers, wait_s=wait, timeout_s=timeout_s)
         else:
-            answers = await client.pull(transfers, trained=layout.is_trained, wait_s=wait)
+            answers = await client.pull(transfers, trained=layout.is_trained, wait_s=wait, timeout_s=timeout_s)
         if isinstance(hold, OneVersion) and layout.is_trained:
             hold.heard(answers)
         self.num_bytes += sum(answer.table.payload_bytes for answer in answers)

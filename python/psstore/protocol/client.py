@@ -90,10 +90,19 @@ class Client:
     # ---- reading ----
 
     async def pull(
-        self, transfers: Iterable[Transfer], *, at_least: int | None = None, trained: bool = True, wait_s: float
+        self,
+        transfers: Iterable[Transfer],
+        *,
+        at_least: int | None = None,
+        trained: bool = True,
+        wait_s: float,
+        timeout_s: float = 0.0,
     ) -> list[Answer]:
         """Reads slices into their memory, each shard at `at_least` or later (default: this worker's last round), and
         at every decision that anybody was told of before.
+
+        `wait_s`: how long a shard may wait until it answers; `timeout_s`: how long it may take till the answers are
+        here, if that is more.
 
         Carries the decisions to every shard, also to those from which nothing is read. `trained`: False if no decision
         changes what is read; then nobody is asked for the last one. Answers are in the order of the transfers;
@@ -101,12 +110,15 @@ class Client:
         """
         if trained and not self.worker.is_current:
             at_least = max(at_least or 0, await self.carrier.learn_last())
-        return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
+        return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s, timeout_s=timeout_s)
 
-    async def pull_held(self, hold: Hold, transfers: Iterable[Transfer], *, wait_s: float) -> list[Answer]:
-        """Reads slices as of the decision that is held; those of tensors that no decision changes as they are. Raises
-        VersionGone, DeadlineExceeded."""
-        return await self._read("PULL", transfers, at_least=hold.version, wait_s=wait_s, hold=hold)
+    async def pull_held(
+        self, hold: Hold, transfers: Iterable[Transfer], *, wait_s: float, timeout_s: float = 0.0
+    ) -> list[Answer]:
+        """Reads slices as of the decision that is held; those of tensors that no decision changes as they are. Times
+        are those of `pull`. Raises VersionGone, DeadlineExceeded."""
+        at = hold.version
+        return await self._read("PULL", transfers, at_least=at, wait_s=wait_s, timeout_s=timeout_s, hold=hold)
 
     async def pull_rows(
         self, transfers: Iterable[Transfer], *, wait_s: float, hold: Hold | None = None
@@ -262,6 +274,7 @@ class Client:
         *,
         at_least: int | None,
         wait_s: float,
+        timeout_s: float = 0.0,
         hold: Hold | None = None,
     ) -> list[Answer]:
         check_wait(wait_s)
@@ -282,7 +295,7 @@ class Client:
                 body=carry,
                 destination=transfer.memory,
                 ids=transfer.ids,
-                timeout_s=wait_s + GRACE_S,
+                timeout_s=max(timeout_s, wait_s + GRACE_S),
                 round=0 if hold is None else hold.version,
                 sequence=0 if hold is None else hold.reader,
             )
