@@ -71,7 +71,7 @@ OF_COMMAND: Mapping[str, Mapping[int, str]] = {
     "reshard": {EXIT_MISSING: "no store answers there, or it can't go on with so many: it says why"},
     "relay": {
         EXIT_OK: "told to end (SIGTERM, Ctrl-C)",
-        EXIT_FAILED: "the store here was lost, or the other one refuses its reader",
+        EXIT_FAILED: "the store here was lost, or the other one refuses its reader from the first",
         EXIT_MISSING: "the store here can't start",
     },
     "plan": {},

@@ -21,7 +21,15 @@ from psstore import FollowingReader, LocalStore
 from psstore.cli import relay as relay_command
 from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
-from psstore.errors import DeadlineExceeded, PsstoreError, StoreUnreachable
+from psstore.errors import (
+    AuthFailed,
+    DeadlineExceeded,
+    NotInitialised,
+    PsstoreError,
+    StoreUnreachable,
+    UnknownKey,
+    UnknownTensor,
+)
 from psstore.launch.relay import Relay
 from tests.support.between_frames import between_frames
 from tests.support.cluster import PATIENCE_S, SHM, clusters
@@ -123,6 +131,70 @@ def test_a_version_that_its_store_did_not_take_in_time_is_passed_on_again(monkey
         for _ in range(2):
             relay_command._follow(followed.url, None, relay, server)
         assert_array_equal(own.pull("x"), np.ones(4, F32))
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_a_store_whose_token_is_replaced_is_followed_again_once_the_relay_has_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that refuses it from the beginning is not."""
+    monkeypatch.setattr(relay_command, "REFUSED_AGAIN_S", 0.0)
+    files = [tmp_path / "store", tmp_path / "relay"]
+    monkeypatch.setenv("PSSTORE_TOKEN_FILE", str(files[1]))
+
+    def give(token: str, *to: Path) -> None:
+        for file in to:
+            file.touch(0o600)
+            file.write_text(16 * token)
+
+    flags, port = ("--host", "127.0.0.1", "--token-file", str(files[0])), consecutive_ports(1)
+    with LocalStore() as near, ExitStack() as ends:
+
+        def serve(number: int) -> StoreProcess:
+            store = ends.enter_context(StoreProcess(*flags, port=port))
+            with psstore.connect(store.url, rank=0, token=files[0].read_text()) as trainer:
+                trainer.publish({"x": np.full(4, number, F32)})
+            return store
+
+        def passes_on() -> Iterator[bool]:
+            """Whether the own store has ended."""
+            yield False
+            first.end()
+            give("new", files[0])
+            serve(2)
+            yield False
+            yield False
+            yield True
+
+        own, server = near.connect(rank=0), mock.Mock()
+        type(server).has_ended = mock.PropertyMock(side_effect=passes_on())
+        give("old", *files)
+        first = serve(1)
+        relay = Relay(own)
+        assert relay_command._follow(first.url, None, relay, server) is AuthFailed
+        give("new", files[1])
+        assert relay_command._follow(first.url, None, relay, server) is None
+        assert_array_equal(own.pull("x"), np.full(4, 2, F32))
+        give("wrong", files[1])
+        with pytest.raises(AuthFailed):
+            relay_command._follow(first.url, None, Relay(own), server)
+
+
+@pytest.mark.parametrize("error", [UnknownTensor, UnknownKey, NotInitialised])
+def test_what_is_heard_of_tensors_that_come_and_go_is_no_end(
+    error: type[PsstoreError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once."""
+    monkeypatch.setattr(relay_command, "AGAIN_S", 0.0)
+    reader = mock.MagicMock()
+    reader.__enter__.return_value.next.side_effect = error("of no tensor")
+    monkeypatch.setattr("psstore.client.follow.follow", lambda *_, **__: reader)
+    said = None
+    for _ in range(2):
+        said = relay_command._follow("ps://h1:5700", None, Relay(mock.Mock()), mock.Mock(has_ended=False), said=said)
+    assert said is error
+    assert caplog.messages == ["of no tensor; what is here stays"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

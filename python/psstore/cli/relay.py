@@ -12,6 +12,16 @@ import typer
 from psstore.cli.choices import checked_url, fail
 from psstore.cli.credentials import with_credentials
 from psstore.cli.ending import end_as_by_ctrl_c
+from psstore.errors import (
+    AuthFailed,
+    AvailabilityError,
+    DeadlineExceeded,
+    InternalError,
+    NotInitialised,
+    PsstoreError,
+    UnknownKey,
+    UnknownTensor,
+)
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
 
 if TYPE_CHECKING:
@@ -23,6 +33,13 @@ LOOK_S = 5.0
 
 AGAIN_S = 1.0
 """Before the other store is connected to again."""
+
+REFUSED_AGAIN_S = 10.0
+"""Before one that has refused the relay's token is connected to again: of wrong proofs in quick succession all clients
+on this host would suffer (protocol/proof_limits.py)."""
+
+COMING_AND_GOING = (UnknownTensor, UnknownKey, NotInitialised)
+"""What is heard of tensors that are just being created, or dropped."""
 
 _log = logging.getLogger("psstore.relay")
 
@@ -47,7 +64,6 @@ def relay(
     reach, what is here stays until it is back.
     """
     from psstore.client.connect import connect
-    from psstore.errors import PsstoreError
     from psstore.launch.relay import Relay
     from psstore.launch.server_process import ServerProcess
     from psstore.server import logs
@@ -60,9 +76,9 @@ def relay(
         if own_url is None:
             fail(f"psstore-server has ended with exit code {server.wait()}", exit_code=EXIT_MISSING)
         with connect(own_url, rank=0) as own:
-            passes_on = Relay(own)
+            passes_on, said = Relay(own), None
             while not server.has_ended:
-                _follow(url, dtype, passes_on, server)
+                said = _follow(url, dtype, passes_on, server, said=said)
         fail("the store here has ended by itself; its messages are above", exit_code=EXIT_FAILED)
     except KeyboardInterrupt:
         pass
@@ -81,11 +97,13 @@ def _environ() -> dict[str, str]:
     return environ
 
 
-def _follow(url: str, dtype: str | None, relay: Relay, server: ServerProcess) -> None:
-    """Passes versions on until one of the stores is out of reach, or the one here has ended. Raises what is wrong with
-    what was asked for, and with the store here."""
+def _follow(
+    url: str, dtype: str | None, relay: Relay, server: ServerProcess, *, said: type[PsstoreError] | None = None
+) -> type[PsstoreError] | None:
+    """Passes versions on until the store here has ended, or something is wrong that may pass: with one of the stores,
+    or the way to it. Returns of what kind that is, which is told unless it was `said` last. Raises what will not pass.
+    """
     from psstore.client.follow import follow
-    from psstore.errors import AvailabilityError, DeadlineExceeded
 
     try:
         relay.renew()
@@ -97,6 +115,20 @@ def _follow(url: str, dtype: str | None, relay: Relay, server: ServerProcess) ->
                     relay.renew()
                     continue
                 relay.publish(version)  # out here, as its own DeadlineExceeded is a failure: all is read and sent anew
-    except AvailabilityError as error:
-        _log.warning("%s; what is here stays", error.message)
-        time.sleep(AGAIN_S)
+                said = None
+    except PsstoreError as error:
+        if not _may_pass(error, relay):
+            raise
+        if type(error) is not said:
+            _log.warning("%s; what is here stays", error.message)
+        time.sleep(REFUSED_AGAIN_S if isinstance(error, AuthFailed) else AGAIN_S)
+        return type(error)
+    return said
+
+
+def _may_pass(error: PsstoreError, relay: Relay) -> bool:
+    """At first a store that refuses this one is taken at its word. One that was followed may have another token or
+    certificate by now, which are about to be replaced here, too."""
+    if isinstance(error, (AvailabilityError, *COMING_AND_GOING)):
+        return True
+    return relay.has_begun and not isinstance(error, InternalError)

@@ -34,6 +34,11 @@ class Relay:
         gone back or on since."""
         self._last: Version | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was a version to publish."""
+        return self._last is not None
+
     def publish(self, version: Version) -> int:
         """Has the own store become that version, all of it at once, and returns its number there. What the followed
         store does not have any more, or has anew in another shape, is dropped before. Where the own store begins again
