@@ -19,11 +19,13 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore import FollowingReader, LocalStore
 from psstore.cli import relay as relay_command
+from psstore.client.changes import Version
 from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
 from psstore.errors import (
     AuthFailed,
     DeadlineExceeded,
+    MissingContribution,
     NotInitialised,
     PsstoreError,
     StoreUnreachable,
@@ -211,6 +213,36 @@ def test_a_relay_in_half_precision_has_what_its_readers_would_have_of_the_store(
             assert found.keys() - expected.keys() == {RELAYED}
             for name, value in expected.items():
                 assert (found[name].dtype, found[name].tobytes()) == (value.dtype, value.tobytes())
+
+
+def test_what_its_own_store_begins_with_is_not_in_the_way_of_a_version() -> None:
+    """As a checkpoint's tensors, which are of other shapes by now or gone, and what clients have created."""
+    with LocalStore() as followed, LocalStore() as near:
+        trainer, own = followed.connect(rank=0), near.connect(rank=0)
+        reader = FollowingReader(followed.connect(role="client"), None, None)
+        trainer.publish({name: np.ones(3, F32) for name in ("gone", "other", "same")})
+        Relay(own).publish(reader.next())
+        for name in ("clients", "new"):
+            own.create(name, np.ones(3, F32))
+        for name in ("gone", "other"):
+            trainer.drop(name)
+        trainer.publish({"other": np.ones(5, F32), "new": np.ones(4, F32)})
+        Relay(own).publish(reader.next())
+        assert {name: own.describe(name).spec.shape for name in own.keys()} == {
+            RELAYED: (1,),
+            "clients": (3,),
+            "new": (4,),
+            "other": (5,),
+            "same": (3,),
+        }
+        assert_array_equal(own.pull("other"), np.ones(5, F32))
+
+
+def test_a_relay_connects_anew_where_a_client_has_dropped_what_it_was_publishing() -> None:
+    """Its worker's life is over then."""
+    own = mock.Mock(**{"keys.return_value": [], "publish.side_effect": [MissingContribution("of a"), 2]})
+    assert Relay(own).publish(Version(1, {"a": np.ones(3, F32)}, 0)) == 2
+    own.reconnect.assert_called_once_with()
 
 
 @pytest.mark.sockets

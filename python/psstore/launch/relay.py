@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,12 +13,29 @@ from psstore import _core
 from psstore.client.changes import Version
 from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
-from psstore.errors import RolledBack, StoreClosed, UnknownTensor
+from psstore.errors import MissingContribution, RolledBack, StaleIncarnation, StoreClosed, UnknownTensor
+from psstore.types import REDUCED_GROUP
 
 _log = logging.getLogger("psstore.relay")
 
 HALVES: Mapping[np.dtype[Any], str] = {np.dtype(np.int16): "bfloat16", np.dtype(np.float16): "float16"}
 """How copies in half precision are seen by numpy, which has no bfloat16."""
+
+PUBLISHED = "reduce"
+"""The rule of what is published."""
+
+ENDED = (RolledBack, StoreClosed, StaleIncarnation, MissingContribution)
+"""What ends a life of the own store, or of its worker, as clients can who drop what is just being published. A store is
+closed where connecting to it anew has failed."""
+
+
+class StoredForm(NamedTuple):
+    """What a tensor is in the own store."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    rule: str = PUBLISHED
+    group: int = REDUCED_GROUP
 
 
 class Relay:
@@ -27,8 +44,8 @@ class Relay:
     def __init__(self, own: Store) -> None:
         """`own`: its only worker's."""
         self._own = own
-        self._forms: dict[str, tuple[tuple[int, ...], str]] = {}
-        """Shape and dtype of what the own store may have, by name."""
+        self._forms: dict[str, StoredForm] = {}
+        """What the own store may have of the versions so far, or in their place, by name."""
         self._is_whole = False
         """The own store has all of the version before, and nothing else: that one was published, and the store has not
         gone back or on since."""
@@ -47,7 +64,7 @@ class Relay:
         while True:
             try:
                 return self._publish(version)
-            except (RolledBack, StoreClosed) as error:  # a store is closed where connecting to it anew has failed
+            except ENDED as error:
                 _log.warning("%s; all of it is published there again", error.message)
                 self._own.reconnect()
 
@@ -64,22 +81,33 @@ class Relay:
     def _publish(self, version: Version) -> int:
         # If this fails, the next version does not say what has changed in this one: all of it is published then.
         is_whole, self._is_whole = self._is_whole, False
-        forms = {name: (value.shape, value.dtype.str) for name, value in version.values.items()}
+        values = {RELAYED: np.array([version.number], np.float64), **version.values}
+        forms = {name: StoredForm(value.shape, _stored_dtype(value)) for name, value in values.items()}
+        if not is_whole:
+            self._forms = self._found(forms.keys())
         self._drop(name for name, form in self._forms.items() if forms.get(name) != form)
-        changed = version.changed | (forms.keys() - self._forms.keys()) if is_whole else forms.keys()
-        values = {name: _as_stored(version.values[name]) for name in changed}
-        if RELAYED not in version.values:
-            values[RELAYED] = np.array([version.number], np.float64)
+        changed = {RELAYED, *version.changed, *(forms.keys() - self._forms.keys())} if is_whole else forms.keys()
         self._forms = forms  # as early as this, since a failure may leave new tensors there
-        number = self._own.publish(values)
+        number = self._own.publish({name: _as_stored(values[name]) for name in changed})
         self._is_whole = True
         return number
+
+    def _found(self, names: Collection[str]) -> dict[str, StoredForm]:
+        """What the own store has that was published, and whatever it has by these names: one that has begun with a
+        checkpoint has what was dropped since that was written."""
+        specs = [self._own.describe(name).spec for name in self._own.keys()]
+        forms = {spec.name: StoredForm(spec.shape, spec.dtype, spec.rule, spec.group) for spec in specs}
+        return {name: form for name, form in forms.items() if form.rule == PUBLISHED or name in names}
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in list(names):
             with contextlib.suppress(UnknownTensor):  # it went with what the own store has gone back behind
                 self._own.drop(name)
             del self._forms[name]
+
+
+def _stored_dtype(value: np.ndarray[Any, Any]) -> str:
+    return "float32" if value.dtype in HALVES else value.dtype.name
 
 
 def _as_stored(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
