@@ -4,7 +4,7 @@ transport and whatever they miss."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, cast
 from unittest import mock
 
@@ -14,11 +14,19 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import FollowingReader, LocalStore, _core
-from psstore.client.changes import Copies
+from psstore.client.changes import Copies, Version
 from psstore.client.layout import OneVersion
 from psstore.client.rule_state import Restored
 from psstore.client.store import Store
-from psstore.errors import BadArgument, BadHeader, DeadlineExceeded, InternalError, RuleMismatch, UnknownTensor
+from psstore.errors import (
+    BadArgument,
+    BadHeader,
+    DeadlineExceeded,
+    InternalError,
+    RolledBack,
+    RuleMismatch,
+    UnknownTensor,
+)
 from psstore.types import ITEM_BYTES, TensorSpec
 from tests.support.cluster import TRANSPORTS, Cluster, clusters
 
@@ -268,6 +276,29 @@ def test_tensors_without_decisions_come_once_for_each_wherever_they_lie() -> Non
             assert reader.next().number == 1
             with pytest.raises(DeadlineExceeded):
                 reader.next(timeout_s=0.0)
+
+
+def test_a_store_that_goes_back_is_taken_up_as_often_as_it_does_and_what_was_read_stays_till_then() -> None:
+    with LocalStore() as local:
+        local.connect(rank=0).publish({"a": np.ones(3, F32), "b": np.ones((), F32)})
+        store = local.connect(role="client")
+        with FollowingReader(store, None, None) as reader:
+            before = reader.next()
+            ends = iter([RolledBack("once"), RolledBack("twice"), DeadlineExceeded("not yet")])
+
+            def run(work: Coroutine[Any, Any, Version]) -> Version:
+                work.close()
+                raise next(ends)
+
+            with mock.patch.object(store, "_run", run), mock.patch.object(store, "reconnect") as reconnect:
+                with pytest.raises(DeadlineExceeded, match="not yet"):
+                    reader.next()
+                assert reconnect.call_count == 2
+            assert reader.version is None
+            assert_array_equal(reader.values["a"], np.ones(3, F32))
+            version = reader.next()
+            assert (version.number, version.restored, version.skipped) == (before.number, True, 0)
+            assert version.changed == before.changed
 
 
 def test_what_cannot_be_followed_is_refused() -> None:

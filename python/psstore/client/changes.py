@@ -174,7 +174,7 @@ class Copies:
         self._names = None if names is None else tuple(dict.fromkeys(names))
         self._dtypes = dtypes
         self.number: int | None = None
-        """The decision after which the copies are; None: nothing came yet."""
+        """The decision after which the copies are; None: nothing came yet, or the store has gone back behind them."""
         self._copies: dict[str, TensorCopy] = {}
         self._restored = False
         self._first = FirstTensors(self._names)
@@ -186,8 +186,8 @@ class Copies:
         return {name: copy.values for name, copy in self._copies.items()}
 
     def forget(self) -> None:
-        """Drops what is here: the store has gone back behind it."""
-        self._copies, self._asked, self.number, self._restored = {}, None, None, True
+        """Has all of the next version come anew: the store has gone back behind what is here, which stays till then."""
+        self._asked, self.number, self._restored = None, None, True
 
     def sha256(self) -> str:
         """A hash of all bits, names, shapes and dtypes; equal where all of these are equal."""
@@ -252,9 +252,14 @@ class Copies:
         for tensor in tensors:
             name = tensor.spec.name
             here = self._copies.get(name)
-            is_here = here is not None and here.tensor.id == tensor.id
-            copies[name] = here if here is not None and is_here else TensorCopy(tensor, self._dtype_of(tensor))
-        if dropped := [copy.tensor for name, copy in self._copies.items() if name not in copies]:
+            if here is not None and self.number is not None and here.tensor.id == tensor.id:
+                copies[name] = here
+                continue
+            copies[name] = TensorCopy(tensor, self._dtype_of(tensor))
+            if here is not None and self.number is None and here.data.size == copies[name].data.size:
+                copies[name].data = here.data  # which is written once all has come
+        dropped = [copy.tensor for name, copy in self._copies.items() if name not in copies]
+        if dropped and self.number is not None:  # else they are another store's
             operations.context.forget_dropped(dropped)
         return copies
 

@@ -32,7 +32,7 @@ class FollowingReader:
 
     @property
     def version(self) -> int | None:
-        """The decision after which the values are; None: none came yet."""
+        """The decision after which the values are; None: none came yet, or the store has gone back behind it."""
         return self._copies.number
 
     @property
@@ -67,15 +67,15 @@ class FollowingReader:
         self._store.close()
 
     def _reading(self, call: Callable[[], Coroutine[Any, Any, Version]]) -> Version:
-        if not self._is_behind:
+        while True:
+            if self._is_behind:
+                self._store.reconnect()
+                self._is_behind = False
             try:
                 return self._store._run(call())
-            except RolledBack:
+            except RolledBack:  # as often as it comes
                 self._is_behind = True
                 self._copies.forget()
-        self._store.reconnect()
-        self._is_behind = False
-        return self._store._run(call())
 
     def __iter__(self) -> Iterator[Version]:
         """All versions that there is time for, without an end. Raises what `next` raises."""
