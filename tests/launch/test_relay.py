@@ -320,10 +320,13 @@ def test_what_is_borrowed_of_a_relay_is_of_one_version_while_it_passes_on_the_ne
 
 @contextmanager
 def running_relay(url: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL of its store, and the command."""
+    """The URL of its store, and the command, which is one of a job's many processes."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "psstore.cli.main", "relay", url, "--port", str(port), *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    environ = {**os.environ, "WORLD_SIZE": "8"}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ
+    ) as process:
         try:
             yield f"ps://127.0.0.1:{port}", process
         finally:

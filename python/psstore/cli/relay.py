@@ -75,7 +75,7 @@ def relay(
         own_url = server.await_ready()
         if own_url is None:
             fail(f"psstore-server has ended with exit code {server.wait()}", exit_code=EXIT_MISSING)
-        with connect(own_url, rank=0) as own:
+        with connect(own_url, rank=0, num_workers=1) as own:
             passes_on, said = Relay(own), None
             while not server.has_ended:
                 said = _follow(url, dtype, passes_on, server, said=said)
