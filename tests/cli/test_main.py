@@ -67,6 +67,15 @@ def test_a_url_that_is_none_is_wrong_usage(command: str) -> None:
     assert "address 'nonsense': expected ps://host:port" in ran.stderr
 
 
+@pytest.mark.parametrize(("flag", "said"), [("--dtype=int8", "dtype is 'int8'"), ("--porf=1", "exit code 2")])
+def test_a_flag_of_a_relay_that_is_none_is_wrong_usage(flag: str, said: str) -> None:
+    """Also if it were its server's."""
+    command = [sys.executable, "-m", "psstore.cli.main", "relay", "ps://127.0.0.1:1", flag]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert said in ran.stderr
+
+
 @pytest.mark.parametrize("command", ["status", "top", "trace", "bench", "doctor"])
 def test_a_url_of_the_environment_that_is_none_is_wrong_usage(command: str) -> None:
     ran = CliRunner().invoke(app, command.split(), env={"PSSTORE_URL": "nonsense"})

@@ -22,7 +22,7 @@ from psstore.errors import (
     UnknownKey,
     UnknownTensor,
 )
-from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
+from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_USAGE
 
 if TYPE_CHECKING:
     from psstore.launch.relay import Relay
@@ -44,6 +44,17 @@ COMING_AND_GOING = (UnknownTensor, UnknownKey, NotInitialised)
 _log = logging.getLogger("psstore.relay")
 
 
+def _checked_dtype(dtype: str | None) -> str | None:
+    """One to follow in, or None. Ends the command with a sentence for others: it was asked for wrongly."""
+    from psstore.client.changes import Copies
+
+    try:
+        Copies(None, dtype)
+    except PsstoreError as error:
+        fail(error.message)
+    return dtype
+
+
 @with_credentials
 def relay(
     context: typer.Context,
@@ -52,7 +63,8 @@ def relay(
         str | None,
         typer.Option(
             help="Follow float32 tensors in 'bfloat16' or 'float16', for readers in that: far less comes, and what is"
-            " here is rounded to it. Default: as stored."
+            " here is rounded to it. Default: as stored.",
+            callback=_checked_dtype,
         ),
     ] = None,
 ) -> None:
@@ -74,7 +86,11 @@ def relay(
     try:
         own_url = server.await_ready()
         if own_url is None:
-            fail(f"psstore-server has ended with exit code {server.wait()}", exit_code=EXIT_MISSING)
+            code = server.wait()
+            fail(
+                f"psstore-server has ended with exit code {code}",
+                exit_code=EXIT_USAGE if code == EXIT_USAGE else EXIT_MISSING,
+            )
         with connect(own_url, rank=0, num_workers=1) as own:
             passes_on, said = Relay(own), None
             while not server.has_ended:
