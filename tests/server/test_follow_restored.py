@@ -16,7 +16,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
-from psstore.errors import RolledBack, StoreUnreachable
+from psstore.errors import RolledBack, StoreClosed, StoreUnreachable
 from psstore.server.other_member import refuses
 from tests.server.test_checkpoints import SHAPES, served, step, training
 from tests.support.cluster import PATIENCE_S
@@ -59,6 +59,31 @@ def test_a_reader_of_a_store_that_goes_back_reads_it_whole_and_says_so(tmp_path:
                 later = reader.next()
                 assert (later.number, later.restored) == (2, False)
                 reader.verify()
+
+
+def test_a_reader_goes_on_with_a_store_that_is_started_anew_once_it_was_told_so() -> None:
+    """As a relay, which has nothing when it begins."""
+    port = consecutive_ports(1)
+
+    def serve(ends: ExitStack, number: float) -> str:
+        store = ends.enter_context(StoreProcess("--host", "127.0.0.1", port=port))
+        ends.enter_context(psstore.connect(store.url, rank=0)).publish({"a": np.full(4, number, np.float32)})
+        return store.url
+
+    with ExitStack() as ends:
+        with ExitStack() as first:
+            reader = ends.enter_context(psstore.follow(serve(first, 1), timeout_s=PATIENCE_S))
+            assert not reader.next().restored
+        serve(ends, 2)
+        with pytest.raises(StoreUnreachable):
+            reader.next()
+        assert_array_equal(reader.values["a"], np.full(4, 1, np.float32))
+        version = reader.next()
+        assert version.restored
+        assert_array_equal(version.values["a"], np.full(4, 2, np.float32))
+        reader.close()
+        with pytest.raises(StoreClosed):
+            reader.next()
 
 
 def test_who_follows_over_a_connection_made_anew_has_nothing_of_the_life_before(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Version(NamedTuple):
     """Slices that came whole: new ones, and those whose shard keeps too little to say what has changed, or found that
     that is more than all."""
     restored: bool = False
-    """The store has gone back to a checkpoint since the version before, or `reconnect` was called: all of it came
+    """The store has gone back to a checkpoint since the version before, or was connected to anew: all of it came
     anew."""
 
 

@@ -12,7 +12,7 @@ from psstore.client.changes import Copies, Dtypes, Version
 from psstore.client.connect import connect
 from psstore.client.first_tensors import FirstTensors
 from psstore.client.store import Store
-from psstore.errors import RolledBack
+from psstore.errors import PsstoreError, RolledBack
 
 
 class FollowingReader:
@@ -28,7 +28,7 @@ class FollowingReader:
         self._copies = Copies(names, dtypes)
         self._store = store
         self._is_behind = False
-        """True if the store has gone back, and this was not connected to it anew."""
+        """True if the store has gone back, or is another one by now, and this was not connected to it anew."""
 
     @property
     def version(self) -> int | None:
@@ -49,7 +49,9 @@ class FollowingReader:
         `timeout_s`: how long to wait for it (default: the store's `wait_s`); to bring it may take the store's `wait_s`,
         however little this is. Raises DeadlineExceeded, after which the values are what they were, and so for any other
         error; UnknownTensor for names that nobody has created although the first step was taken. A store that was
-        restored from a checkpoint is read whole again: the version may be a lower one, and says `restored`.
+        restored from a checkpoint is read whole again: the version may be a lower one, and says `restored`. So is one
+        that was started anew, or refused a token that was replaced since, which raises StoreUnreachable or AuthFailed
+        before: to call again connects anew.
         """
         return self._reading(lambda: self._copies.advance(self._store._operations, wait_s=timeout_s))
 
@@ -64,6 +66,7 @@ class FollowingReader:
 
     def close(self) -> None:
         """Disconnects. The values stay what they are."""
+        self._is_behind = False
         self._store.close()
 
     def _reading(self, call: Callable[[], Coroutine[Any, Any, Version]]) -> Version:
@@ -74,8 +77,15 @@ class FollowingReader:
             try:
                 return self._store._run(call())
             except RolledBack:  # as often as it comes
-                self._is_behind = True
-                self._copies.forget()
+                self._begin_anew()
+            except PsstoreError:
+                if self._store._is_lost:
+                    self._begin_anew()
+                raise
+
+    def _begin_anew(self) -> None:
+        self._is_behind = True
+        self._copies.forget()
 
     def __iter__(self) -> Iterator[Version]:
         """All versions that there is time for, without an end. Raises what `next` raises."""

@@ -187,6 +187,12 @@ class _Face:
         return self._closed is not None
 
     @property
+    def _is_lost(self) -> bool:
+        """Whether nothing can be had over a connection of it any more, unless that is made anew by `reconnect`."""
+        sessions = self._operations.client.sessions
+        return self._again is not None and not self.closed and any(one.failure is not None for one in sessions)
+
+    @property
     def shares_memory(self) -> bool:
         """What is pushed and pulled is copied to and from memory of every shard, not sent: all are on this machine."""
         return all(session.shares_memory for session in self._operations.client.shards)
