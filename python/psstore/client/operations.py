@@ -354,8 +354,8 @@ class Operations:
         optimizer's step is taken in the store.
 
         A round of the workers: each of them calls it, with the tensors that it alone has, or none. Tensors that are
-        new are created, with these as first values: who names them may read those before the version is there. The
-        others may be left out, and stay what they are.
+        new are created, with these as first values: who names them, or follows all there is, may read those before the
+        version is there. The others may be left out, and stay what they are.
         `wait_s`: how long to wait for other workers (default: the store's).
 
         Raises NotAWorker; ShapeMismatch, DTypeMismatch, and RuleMismatch for a tensor that is
