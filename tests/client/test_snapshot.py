@@ -205,6 +205,8 @@ def test_followers_get_whole_versions_and_hear_what_they_skipped(store: Callable
     assert_array_equal(second.values["b"], np.full(ELEMS, -4, F32))
     with pytest.raises(DeadlineExceeded):
         next(versions)
+    step(worker)
+    assert (next(versions).number, second.values["b"][0]) == (5, -4)
 
 
 def test_snapshots_are_awaited() -> None:
@@ -216,8 +218,13 @@ def test_snapshots_are_awaited() -> None:
                 assert_array_equal((await view.pull_many(NAMES))[1], np.full(ELEMS, -1, F32))
                 assert_array_equal(await view.pull("a"), np.full(ELEMS, -1, F32))
                 assert (await view.pull_state(["a"]))[0].steps == 1
-            async for version in reader.follow(NAMES):
-                assert version.number == 2
+            versions = reader.follow(NAMES, wait_s=0.2)
+            assert (await anext(versions)).number == 2
+            with pytest.raises(DeadlineExceeded):
+                await anext(versions)
+            await asyncio.to_thread(step, worker)
+            async for version in versions:
+                assert version.number == 3
                 break
 
     with clusters("tcp") as start:

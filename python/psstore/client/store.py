@@ -16,7 +16,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cas
 from psstore._core import DirectCalls
 from psstore.client import fork_safety
 from psstore.client.arrays import Array
-from psstore.client.changes import Copies, Version
+from psstore.client.changes import Version
 from psstore.client.device.arrays import OnDevice, seen
 from psstore.client.direct import Direct
 from psstore.client.loop_thread import LoopThread
@@ -24,6 +24,7 @@ from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
 from psstore.client.pull_types import AwaitedKeys, AwaitedPullsMany, AwaitedPullsOne, Keys, PullsMany, PullsOne
 from psstore.client.snapshot import AsyncSnapshot, Snapshot
+from psstore.client.versions import AwaitedVersions, Versions
 from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
 from psstore.protocol.holds import Hold
@@ -496,13 +497,9 @@ class Store(_Face):
         """Yields whole versions of these tensors as they come, the newest there is each time, and says how many were
         skipped. Only what changes is sent; each version's values are arrays of its own (`psstore.follow` does without
         these copies). After `reconnect` all of it comes anew, and `restored` is true. `dtype`: as there. Raises
-        DeadlineExceeded when there is no newer one for `wait_s` (default: the store's)."""
-        copies, operations = Copies(names, dtype), self._operations
-        while True:
-            if operations is not self._operations:  # after `reconnect` other versions may have the same numbers
-                copies.forget()
-                operations = self._operations
-            yield _own_values(self._run(copies.advance(operations, wait_s=wait_s)))
+        DeadlineExceeded when there is no newer one for `wait_s` (default: the store's), and goes on with the next call,
+        as after any error."""
+        return Versions(self, names, dtype, wait_s)
 
     def reconnect(self) -> None:
         """Ends this connection and makes another one, as the same worker, to what is at the store's address now: to go
@@ -589,15 +586,10 @@ class AsyncStore(_Face):
 
     snapshot.__doc__ = Store.snapshot.__doc__
 
-    async def follow(
+    def follow(
         self, names: Sequence[str], *, dtype: str | None = None, wait_s: float | None = None
     ) -> AsyncIterator[Version]:
-        copies, operations = Copies(names, dtype), self._operations
-        while True:
-            if operations is not self._operations:  # as in Store.follow
-                copies.forget()
-                operations = self._operations
-            yield _own_values(await self._await(copies.advance(operations, wait_s=wait_s)))
+        return AwaitedVersions(self, names, dtype, wait_s)
 
     follow.__doc__ = Store.follow.__doc__
 
@@ -617,11 +609,6 @@ class AsyncStore(_Face):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.end, leave=kind is None)
-
-
-def _own_values(version: Version) -> Version:
-    """The version with copies of its values, which stay what they are."""
-    return version._replace(values={name: value.copy() for name, value in version.values.items()})
 
 
 def as_async(store: Store) -> AsyncStore:
