@@ -8,8 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -142,6 +144,17 @@ def test_a_writer_through_fsspec_may_fail_at_every_call(
     assert len(outcomes) > 40
     assert not outcomes[0]
     assert outcomes[max(outcomes)]
+
+
+def test_a_checkpoint_that_gets_no_thread_fails_and_the_next_one_is_written(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoint_once(storage, 1)
+    no_room = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+    with no_room, HashPool(1) as pool, pytest.raises(StorageFailed, match="raise ulimit -u"):
+        pool.digests([memoryview(bytes(1 << 20))])
+    with no_room, pytest.raises(StorageFailed, match="raise ulimit -u"):
+        verify(storage, 1)
+    check_recovery(storage)
 
 
 def test_a_file_system_that_shows_files_and_never_replaces_will_do() -> None:

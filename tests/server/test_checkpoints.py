@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -32,6 +33,7 @@ from psstore.errors import (
     PsstoreError,
     RolledBack,
     StorageError,
+    StorageFailed,
     StoreUnreachable,
     VersionGone,
 )
@@ -610,6 +612,23 @@ def test_places_that_clients_name_are_left_again(tmp_path: Path, monkeypatch: py
     finally:
         keeper.close()
     assert not owned()
+
+
+def test_a_place_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
+    signer = Signer(b"k" * 32)
+    coordinator = Coordinator(consistency=Consistency(), liveness=Liveness(), num_shards=1, signer=signer)
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        own = opened(str(tmp_path), 0)
+    keeper = CheckpointKeeper(
+        coordinator, num_shards=1, signer=signer, lineage="", own=own, open_place=opened, any_place=False
+    )
+    try:
+        with pytest.raises(StorageFailed, match="raise ulimit -u"):
+            keeper.begin(m.Begin())
+        assert eventually(lambda: keeper.begin(m.Begin()).ready)
+    finally:
+        own.close()
+        keeper.close()
 
 
 def test_a_place_with_newer_checkpoints_is_nobodys_to_name(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from psstore import _core
-from psstore.errors import VersionGone
+from psstore.errors import StorageFailed, VersionGone
 from psstore.protocol.saving import Saver
 from psstore.server.shard_saver import ShardSaver
 from psstore.types import Tensor
@@ -50,6 +51,22 @@ def test_an_attempt_waits_for_one_that_came_to_nothing(tmp_path: Path, monkeypat
     assert saver.save(attempt("2"), {}) is None
     ended.set()
     assert written(saver, attempt("2")) == b"2"
+
+
+def test_an_attempt_that_gets_no_thread_fails_and_the_next_one_is_another(tmp_path: Path) -> None:
+    saver = ShardSaver(_core.Shard(index=0), index=0, num_shards=1)
+
+    def attempt(name: str) -> m.SaveFact:
+        return m.SaveFact(url=str(tmp_path), version=0, attempt=name, reader=READER, tensors=())
+
+    no_room = RuntimeError("can't start new thread")
+    with (
+        mock.patch.object(threading.Thread, "start", side_effect=no_room),
+        pytest.raises(StorageFailed, match="ulimit -u"),
+    ):
+        saver.save(attempt("1"), {})
+    with pytest.raises(VersionGone):
+        written(saver, attempt("2"))
 
 
 @pytest.mark.parametrize("make", [real, simulated])

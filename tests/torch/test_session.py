@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 import warnings
 import weakref
@@ -767,6 +768,18 @@ def test_storage_that_fails_ends_no_training(tmp_path: Path, caplog: pytest.LogC
             turn(one, step)
         assert store.version == 3
     assert "no checkpoint was written, and training goes on" in caplog.text
+
+
+def test_a_checkpoint_that_gets_no_thread_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        no_room = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+        with no_room, mock.patch.object(store, "checkpoint", return_value=3) as written:
+            for step in session(one.optimizer, stop_at=3, checkpoint="1", checkpoint_to="/x"):
+                turn(one, step)
+        written.assert_called_once()  # at the end, by the training's own thread
+        assert store.version == 3
+    assert "no checkpoint was written, and training goes on: a checkpoint takes threads of its own" in caplog.text
 
 
 def test_a_version_that_the_store_lets_go_of_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
 from psstore.checkpoint.tensor_file import digest_of
+from psstore.errors import StorageFailed
 
 TASK_BYTES = 1 << 20
 """What one task of the pool hashes: about 0.6 ms; to hand over a task takes about 0.02."""
@@ -54,7 +55,7 @@ class HashPool:
         self._readers = ThreadPoolExecutor(MAX_READS, thread_name_prefix="checkpoint-read")
 
     def digests(self, views: Sequence[memoryview]) -> PendingDigests:
-        """SHA-256 of each view, in their order."""
+        """SHA-256 of each view, in their order. Raises StorageFailed; then some may be hashed still, until `close`."""
         tasks: list[Future[list[bytes]]] = []
         some: list[memoryview] = []
         some_bytes = 0
@@ -62,15 +63,20 @@ class HashPool:
             some.append(view)
             some_bytes += view.nbytes
             if some_bytes >= TASK_BYTES:
-                tasks.append(self._threads.submit(_digests, some))
+                tasks.append(self._hash(some))
                 some, some_bytes = [], 0
         if some:
-            tasks.append(self._threads.submit(_digests, some))
+            tasks.append(self._hash(some))
         return PendingDigests(tasks)
 
     def read(self, call: Callable[[Given], Returned], given: Given) -> Future[Returned]:
-        """Calls it on a thread that may wait for storage."""
-        return self._readers.submit(call, given)
+        """Calls it on a thread that may wait for storage. Raises StorageFailed."""
+        with room_for_thread():
+            return self._readers.submit(call, given)
+
+    def _hash(self, views: Sequence[memoryview]) -> Future[list[bytes]]:
+        with room_for_thread():
+            return self._threads.submit(_digests, views)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -81,6 +87,18 @@ class HashPool:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def room_for_thread() -> Iterator[None]:
+    """In the block a thread is started, or may be. Raises StorageFailed where the system has no room for another one:
+    that costs a checkpoint, and no more."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise StorageFailed(
+            f"a checkpoint takes threads of its own: {error}; raise ulimit -u, or the limit of the container"
+        ) from error
 
 
 def give_way() -> None:

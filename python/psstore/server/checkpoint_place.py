@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from psstore.checkpoint.hash_pool import HashPool
+from psstore.checkpoint.hash_pool import HashPool, room_for_thread
 from psstore.checkpoint.manifest import FileRecord
 from psstore.checkpoint.owned_place import OwnedPlace
 from psstore.checkpoint.ownership import LEASE_S, Ownership, take
@@ -74,7 +74,11 @@ class StoragePlace:
         self._renew_at = 0.0
         self._owned = self._submit(self._take)
         self._thread = threading.Thread(target=self._run, name="psstore-place", daemon=True)
-        self._thread.start()
+        try:
+            with room_for_thread():
+                self._thread.start()
+        except StorageFailed as error:
+            self._owned.set_exception(error)
 
     def start_at(self, version: int) -> None:
         """Once, by a store that begins at this version; blocks until the place is its own. Raises StorageError,
@@ -123,7 +127,8 @@ class StoragePlace:
     def close(self) -> None:
         """See KeptPlace."""
         self.leave()
-        self._thread.join(timeout=2.0)
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
 
     # ---- how ----
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from psstore import _core
-from psstore.checkpoint.hash_pool import HashPool, give_way
+from psstore.checkpoint.hash_pool import HashPool, give_way, room_for_thread
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.shard_file import ShardPiece
 from psstore.checkpoint.slots import SlotTable
@@ -96,7 +96,11 @@ class _Job:
         self._record: bytes | None = None
         self._error: PsstoreError | None = None
         self.thread = threading.Thread(target=self._run, args=(saver, tensors), name="psstore-saver", daemon=True)
-        self.thread.start()
+        try:
+            with room_for_thread():
+                self.thread.start()
+        except StorageFailed as error:
+            self._error = error
 
     def result(self) -> bytes | None:
         """None: not yet. Raises what it failed with."""

@@ -8,8 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from psstore.checkpoint.hash_pool import room_for_thread
 from psstore.checkpoint.interval import CheckpointInterval
-from psstore.errors import AvailabilityError, BadArgument, PsstoreError, RolledBack, StorageError
+from psstore.errors import AvailabilityError, BadArgument, PsstoreError, RolledBack, StorageError, StorageFailed
 
 if TYPE_CHECKING:
     from psstore.torch.loop import Step, TrainingSession
@@ -132,7 +133,12 @@ class CheckpointHook(Hook):
         if session.is_first and self._thread is None and self._is_due(session):
             self._version, self._written_at = session.version, time.monotonic()
             self._thread = threading.Thread(target=self._write, args=(session, GATHER_S), name="psstore-checkpoint")
-            self._thread.start()
+            try:
+                with room_for_thread():
+                    self._thread.start()
+            except StorageFailed as error:
+                self._error = error
+                self._conclude()
 
     def rolled_back(self, session: TrainingSession) -> None:
         """One that was under way has failed."""
