@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import random
 import signal
@@ -11,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -314,6 +316,43 @@ def test_connection_that_swallows_everything_is_replaced_while_a_worker_asks_for
             swallow_and_wait(behind_proxy[0])
             swallow_and_wait(behind_proxy[0])
             assert store.stats()
+
+
+def test_heartbeats_begin_as_soon_as_there_is_room_for_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process at its limit of files or threads, as by what loads its data, may have room in a moment."""
+    make, made = _core.Heartbeat, list[_core.Heartbeat]()
+    refusals = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EAGAIN, "Resource temporarily unavailable")]
+
+    def crowded(*given: Any) -> _core.Heartbeat:
+        if refusals:
+            raise refusals.pop()
+        made.append(make(*given))
+        return made[-1]
+
+    monkeypatch.setattr("psstore.client.remote.ROOM_AGAIN_S", 0.01)
+    monkeypatch.setattr(_core, "Heartbeat", crowded)
+    with clusters("tcp") as start, psstore.connect(start().url, transport="tcp"):
+        assert eventually(lambda: any(one.alive for one in made))
+    assert caplog.text.count("no heartbeats are sent for now") == 1
+    assert not any(one.alive for one in made)
+
+
+def test_a_name_is_looked_up_again_where_there_was_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    to_thread, refusals = asyncio.to_thread, [RuntimeError("can't start new thread")]
+
+    async def crowded(*given: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await to_thread(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", crowded)
+    with clusters("tcp") as start:
+        url = start().url.replace("127.0.0.1", "localhost")
+        with psstore.connect(url, transport="tcp") as store:
+            assert store.stats()
+    assert not refusals
 
 
 CALLS: dict[str, Callable[[Store], object]] = {

@@ -7,10 +7,12 @@ that computes for minutes in one C call is silent on its other connections and m
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from psstore import _core
@@ -42,6 +44,11 @@ start again by themselves that is RolledBack: as somebody has started them again
 
 AGAIN_S = 0.2
 """Between two looks whether all have, or whether a rank is free by now."""
+
+ROOM_AGAIN_S = 1.0
+"""Between two looks whether this process has room for what sends heartbeats."""
+
+_log = logging.getLogger("psstore.client")
 
 
 class Heartbeats:
@@ -82,9 +89,16 @@ class Heartbeats:
         """Connects anew."""
         self._reconnector.renew()
 
-    def _hand_over(self, connection: ClientConnection) -> None:
+    def _hand_over(self, connection: ClientConnection, *, again: bool = False) -> None:
+        if connection.lost.done():
+            return
         self._stop_beating()
-        self._beating = _core.Heartbeat(connection.fileno(), self._frame, self._interval_s, connection.tls)
+        try:
+            self._beating = _core.Heartbeat(connection.fileno(), self._frame, self._interval_s, connection.tls)
+        except OSError as error:  # no room for its files, or its thread
+            if not again:
+                _log.warning("no heartbeats are sent for now, which is tried again: %s", error)
+            connection.loop.call_later(ROOM_AGAIN_S, partial(self._hand_over, connection, again=True))
 
     def _stop_beating(self) -> None:
         if self._beating is not None:

@@ -315,6 +315,9 @@ class Reconnector:
         except OSError as error:
             self.trouble = error
             return []
+        except RuntimeError as error:  # the system has no room for that thread
+            self.trouble = OSError(f"{host!r} could not be looked up: {error}")
+            return []
         return [(family, where) for family, _, _, _, where in found]
 
     async def _open(self, address: Address, family: int, where: Any) -> ClientConnection:
