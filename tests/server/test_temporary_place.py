@@ -32,6 +32,13 @@ def left(place: TemporaryPlace) -> Path:
     return place.path
 
 
+def test_a_store_begins_where_no_folder_can_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose root is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])
+    sweep()
+
+
 def test_what_is_in_use_stays() -> None:
     place = TemporaryPlace(1)
     sweep()

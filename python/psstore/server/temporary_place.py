@@ -46,7 +46,10 @@ class TemporaryPlace:
 
 def sweep() -> None:
     """Removes what supervisors of this user have left that were killed, and says what it leaves."""
-    for parent in {MEMORY, Path(tempfile.gettempdir())}:
+    parents = {MEMORY}
+    with suppress(OSError):  # there is none that can be written to, and a store may do without
+        parents.add(Path(tempfile.gettempdir()))
+    for parent in parents:
         for folder in parent.glob(f"{PREFIX}*"):
             with suppress(OSError, StorageError):  # it is another user's, or in use
                 _see_to(folder)
