@@ -89,6 +89,11 @@ def test_an_unknown_protocol_is_refused_with_what_to_do() -> None:
         open_storage("nowhere://x")
 
 
+def test_a_folder_of_a_user_that_is_not_there_is_refused() -> None:
+    with pytest.raises(BadArgument, match="~nobody-of-that-name/run: nobody knows whose home that is"):
+        open_storage("~nobody-of-that-name/run")
+
+
 def test_storage_that_is_not_there_when_it_is_opened_is_said(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match=r"ftp://127\.0\.0\.1:1/run could not be opened: .*refused"):
         open_storage("ftp://127.0.0.1:1/run")

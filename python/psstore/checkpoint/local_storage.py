@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from psstore.checkpoint.storage import PARTIAL_SUFFIX, Listed, storage_errors
+from psstore.errors import BadArgument
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -44,7 +45,11 @@ class LocalStorage:
     gap_bytes = 0
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).expanduser().absolute()
+        """Raises BadArgument for a path below the home of a user that has none here."""
+        try:
+            self.root = Path(root).expanduser().absolute()
+        except RuntimeError:
+            raise BadArgument(f"{root}: nobody knows whose home that is; give the folder itself") from None
         self.url = str(self.root)
 
     def create(self, path: str) -> LocalSink:
