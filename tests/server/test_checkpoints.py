@@ -614,6 +614,22 @@ def test_places_that_clients_name_are_left_again(tmp_path: Path, monkeypatch: py
     assert not owned()
 
 
+def test_a_place_of_a_store_that_was_to_go_on_elsewhere_is_left_when_that_comes_to_nothing(tmp_path: Path) -> None:
+    signer = Signer(b"k" * 32)
+    coordinator = Coordinator(consistency=Consistency(), liveness=Liveness(), num_shards=1, signer=signer)
+    keeper = CheckpointKeeper(
+        coordinator, num_shards=1, signer=signer, lineage="", own=None, open_place=opened, any_place=False
+    )
+    asked = m.Begin(url=str(tmp_path), reader=1)
+    try:
+        assert eventually(lambda: keeper.begin(asked, at_any_place=True).ready)
+        assert (tmp_path / "owner.json").exists()
+        keeper.begin(m.Begin(reader=1, give_up=True), at_any_place=True)
+        assert eventually(lambda: not (tmp_path / "owner.json").exists())
+    finally:
+        keeper.close()
+
+
 def test_a_place_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
     signer = Signer(b"k" * 32)
     coordinator = Coordinator(consistency=Consistency(), liveness=Liveness(), num_shards=1, signer=signer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -238,6 +239,22 @@ def test_the_store_goes_on_as_it_was_if_what_writes_it_down_dies() -> None:
     why = "what writes the store down has ended"
     with StoreProcess("--shards", "2") as process, on_its_way(process, why) as writer:
         writer.kill()
+
+
+@pytest.mark.one_loop
+def test_nothing_is_left_of_what_could_not_be_written_down() -> None:
+    with StoreProcess("--shards", "2") as process:
+        with psstore.connect(process.url) as store:
+            Training(store).step()
+            for shard in process.shards():
+                shard.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, -1))
+            said = psstore_reshard(process.url, 3)
+        assert said.returncode == EXIT_MISSING
+        assert "could not be written: File too large" in said.stderr
+        (folder,) = re.findall(r"the store is written down to (\S+)", process.log())
+        Path(folder).mkdir(exist_ok=True)  # as what says there that the store lives may do, once it is removed
+        assert process.stop() == EXIT_OK
+    assert not Path(folder).exists()
 
 
 @pytest.mark.one_loop

@@ -122,7 +122,9 @@ class CheckpointKeeper:
         state, parts = gathered
         has_rows = any(tensor.spec.rows is not None for tensor in state.tensors)
         name, since = place.begin(state.decision, has_rows=has_rows)
-        self._attempt = _Attempt(place, name, state, parts, reader=asked.reader, asked_at=self._now())
+        self._attempt = _Attempt(
+            place, name, state, parts, reader=asked.reader, asked_at=self._now(), is_last=at_any_place
+        )
         fact = SaveFact(
             url=place.url,
             version=state.decision,
@@ -277,6 +279,8 @@ class CheckpointKeeper:
 
     def _abandon(self, attempt: _Attempt, *, why: str = "who led it gave it up, or has gone") -> None:
         attempt.place.abandon(attempt.state.decision)
+        if attempt.is_last and attempt.place.url != self._own:
+            self._places.pop(attempt.place.url).leave()
         self._attempt, self._failure = None, why
         self._num_failed += 1
 
@@ -306,6 +310,8 @@ class _Attempt:
     """Who leads it."""
     asked_at: float
     """When whoever leads it was heard of last."""
+    is_last: bool = False
+    """The store is written down to go on with it: nobody else wants that place."""
     kept: Future[None] | None = None
 
 

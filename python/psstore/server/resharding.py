@@ -50,13 +50,13 @@ class Resharding:
         self.until = time.monotonic() + STANDS_S
         self._is_changed = False
         self._more = site.more(self.settings)
-        self._temporary: TemporaryPlace | None = None
+        self.temporary: TemporaryPlace | None = None
         """Where it is written down, unless it has a place for checkpoints."""
         client = secrets.token_hex(16)
         try:
             if settings.checkpoint is None:
-                self._temporary = TemporaryPlace(sum(child.resident_bytes() for child in leaders))
-            self.place = str(self._temporary.path) if self._temporary is not None else str(settings.checkpoint)
+                self.temporary = TemporaryPlace(sum(child.resident_bytes() for child in leaders))
+            self.place = str(self.temporary.path) if self.temporary is not None else str(settings.checkpoint)
             self.process = ReshardProcess(
                 ReshardDuty(
                     client=client,
@@ -92,13 +92,13 @@ class Resharding:
         """The supervisor ends, for whatever reason."""
         if not self._is_changed:
             self.come_to_nothing("the store ends", [])
-        elif self._temporary is not None:
+        elif self.temporary is not None:
             _log.error("the store as it was is at %s: start with --restore %s", self.place, self.place)
 
     def done(self) -> None:
         """What was written down is not needed any more."""
-        if self._temporary is not None:
-            self._temporary.remove()
+        if self.temporary is not None:
+            self.temporary.remove()
 
     def _clear_away(self) -> None:
         """Nothing is left of it."""
@@ -123,6 +123,8 @@ class Reshardings:
         """`selector`: where its process's report is registered. `checkpoints_end`, `checkpoints_begin`: no other
         checkpoint is written meanwhile."""
         self.current: Resharding | None = None
+        self._left: list[TemporaryPlace] = []
+        """Where attempts came to nothing: a shard that was at work there may have made the folder anew."""
         self._site = site
         self._token = token
         self._selector = selector
@@ -147,6 +149,8 @@ class Reshardings:
         _log.warning("the store goes on with %d shards: %s", len(groups.leaders), why)
         self._selector.unregister(attempt.process.report)
         attempt.come_to_nothing(why, groups.leaders)
+        if attempt.temporary is not None:
+            self._left.append(attempt.temporary)
         self._checkpoints_begin()
 
     def change(self) -> str:
@@ -165,6 +169,8 @@ class Reshardings:
 
     def end(self) -> None:
         """The supervisor ends, for whatever reason."""
+        for place in self._left:
+            place.clear()
         if self.current is not None:
             self.current.end()
 

@@ -40,8 +40,12 @@ class TemporaryPlace:
                 os.close(self._lock)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        self.clear()
         os.close(self._lock)
+
+    def clear(self) -> None:
+        """Removes what is there, once more."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def sweep() -> None:
