@@ -89,6 +89,16 @@ def test_a_step_lasts_from_the_end_of_the_one_before_to_its_last_call(exporter: 
     ]
 
 
+def test_a_step_ends_by_the_clock_that_it_began_by(exporter: InMemorySpanExporter) -> None:
+    """Somebody has set it back, as by NTP."""
+    spans = StepSpans(rank=0)
+    for step, at in ((7, 9000), (8, 1000), (9, 2000)):
+        spans.note(call("commit", step, at, at + 10))
+    spans.end()
+    found = {step: (begin(one), end(one)) for step, one in steps_of(exporter).items()}
+    assert found == {7: (9000, 9010), 8: (1000, 1010), 9: (1010, 2010)}
+
+
 def test_a_call_that_ends_in_the_next_step_is_of_its_own(exporter: InMemorySpanExporter) -> None:
     spans = StepSpans(rank=0)
     spans.note(call("commit", 7, 1000, 1010))

@@ -71,10 +71,9 @@ class StepSpans:
     def _begin(self, span: CallSpan) -> None:
         self._end_step()
         self._step = span.step
+        begin = self._last_end = min(self._last_end or span.begin, span.begin)  # if the clock was set back, by now's
         self._span = self._tracer.start_span(
-            "psstore.step",
-            attributes={"psstore.step": span.step, "psstore.rank": self._rank},
-            start_time=min(self._last_end or span.begin, span.begin),
+            "psstore.step", attributes={"psstore.step": span.step, "psstore.rank": self._rank}, start_time=begin
         )
 
     def _end_step(self) -> None:
