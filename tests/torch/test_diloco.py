@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -636,3 +638,13 @@ def test_a_stage_that_failed_is_taken_again_by_whoever_waits_once_more() -> None
         exchange.finish()
     exchange.finish()
     assert did == ["push", "commit", "commit", "pull"]
+
+
+def test_a_round_that_gets_no_thread_is_gone_through_when_its_values_are_due() -> None:
+    did: list[str] = []
+    exchange = Exchange(lambda: did.append("push"), lambda: did.append("pull"))
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        exchange.start()
+    assert not did
+    exchange.finish()
+    assert did == ["push", "pull"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 
 
@@ -17,9 +18,11 @@ class Exchange:
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Goes through the stages on a thread of its own."""
-        self._thread = Thread(target=self._try, name="psstore exchange", daemon=True)
-        self._thread.start()
+        """Goes through the stages on a thread of its own. Where the system has no room for one, `finish` does."""
+        thread = Thread(target=self._try, name="psstore exchange", daemon=True)
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     def finish(self) -> None:
         """Returns when all stages are over; raises what one of them raised."""
