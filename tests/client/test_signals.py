@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.process
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -139,3 +144,34 @@ def test_closing_a_store_that_a_signal_interrupts_leaves_nothing(raising: signal
             with pytest.raises(Struck):
                 store.close()
         assert eventually(lambda: set(threading.enumerate()) <= threads)
+
+
+def test_a_child_that_another_thread_forks_during_a_call_heeds_signals() -> None:
+    """As of a pool that an evaluation makes on a thread of its own."""
+
+    def forked() -> multiprocessing.process.BaseProcess:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(JOIN_S,))
+        child.start()
+        return child
+
+    with psstore.LocalStore(workers=2) as local, ThreadPoolExecutor(1) as thread:
+        one, other = local.connect(rank=0), local.connect(rank=1)
+        begun = threading.get_ident()
+        forking = thread.submit(lambda: eventually(lambda: local.thread._leader == begun) and forked())
+        ending = thread.submit(other.barrier)
+        one.barrier()
+        ending.result()
+        child = forking.result()
+        assert isinstance(child, multiprocessing.process.BaseProcess)
+        assert child.pid is not None
+        assert eventually(lambda: is_asleep(child.pid))
+        os.kill(child.pid, signal.SIGINT)
+        child.join(JOIN_S / 4)
+        code = child.exitcode
+        child.kill()
+        child.join()
+    assert code == 1, "it ends by KeyboardInterrupt"
+
+
+def is_asleep(pid: int | None) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"

@@ -77,5 +77,8 @@ class Interrupts:
                 self.deliver()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if threading.get_ident() != self._main:  # in a child that another thread has forked: no call goes on there
+            dict(self._previous)[number](number, frame)
+            return
         self.pending[number] = frame
         self.wake()
