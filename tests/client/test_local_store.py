@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -65,6 +66,16 @@ def test_closing_the_store_ends_calls_under_way() -> None:
         server.connect()
     store.close()
     assert "closed" in repr(server)
+
+
+def test_a_forked_child_may_close_it() -> None:
+    with psstore.LocalStore() as server:
+        child = multiprocessing.get_context("fork").Process(target=server.close)
+        child.start()
+        child.join(PATIENCE_S)
+        assert child.exitcode == 0
+        with server.connect() as store:
+            store.barrier()
 
 
 def test_worker_closed_by_an_error_is_lost_at_once() -> None:

@@ -427,7 +427,8 @@ class LocalStore:
         """Ends the store and what it holds. Calls under way fail with StoreClosed."""
         if not self._closed:
             self._closed = True
-            self.thread.run(self._cluster.close())
+            with suppress(StoreClosed):  # in a forked child it is closed
+                self.thread.run(self._cluster.close())
             self.thread.stop()
 
     def __enter__(self) -> LocalStore:
