@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from typer.testing import CliRunner, Result
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
-from psstore.client.traced import WANTED, CallSpan, SpanFile, path_of
+from psstore.client.traced import WANTED, CallSpan, SpanFile, TracedStore, path_of
+from psstore.launch.timeline import CALLS
 from tests.support.server_process import StoreProcess, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -36,8 +39,9 @@ Event = dict[str, Any]
 class Training:
     """Workers on threads, until they are told to end."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, take_step: Callable[[Store, float], None]) -> None:
         self._url = url
+        self._take_step = take_step
         self._last = 1 << 62
         self._threads = [threading.Thread(target=self._work, args=(rank,)) for rank in range(NUM_WORKERS)]
         self.rounds = [0] * NUM_WORKERS
@@ -50,7 +54,7 @@ class Training:
                 store.create(name, np.ones(100, "f4"), rule="sgd")
             while store.round <= self._last:
                 self.rounds[rank] = store.round
-                take_step(store, compute_s=SLOW_S if rank == SLOW else 0.0)
+                self._take_step(store, SLOW_S if rank == SLOW else 0.0)
 
     def end(self) -> None:
         self._last = max(self.rounds) + 20
@@ -58,7 +62,7 @@ class Training:
             thread.join()
 
 
-def take_step(store: Store, *, compute_s: float) -> None:
+def take_step(store: Store, compute_s: float) -> None:
     ones = np.ones(100, "f4")
     started = store.start_push_many({"a": ones})
     time.sleep(compute_s)
@@ -68,16 +72,49 @@ def take_step(store: Store, *, compute_s: float) -> None:
     store.pull_many(["a", "b"])
 
 
+def take_early_step(store: Store, compute_s: float) -> None:
+    """As with overlap="eager"."""
+    values = {name: np.ones(100, "f4") for name in "ab"}
+    committed = store.start_commit({"lr": 0.01}, present=list(values), early=True)
+    pushed = store.start_push_many(values)
+    time.sleep(compute_s)
+    store.settle()
+    committed.result()
+    pulled = store.start_pull_many(list(values))
+    finished = store.start_finish()
+    for call in (pushed, pulled, finished):
+        call.result()
+
+
+def take_clipped_step(store: Store, compute_s: float) -> None:
+    time.sleep(compute_s)
+    store.push_many({name: np.ones(100, "f4") for name in "ab"})
+    store.commit({"lr": 0.01}, max_norm=1.0)
+    store.global_norm()
+    store.pull_many(["a", "b"])
+
+
+def publish(store: Store, compute_s: float) -> None:
+    """The weights of a trainer whose optimizer is its own."""
+    time.sleep(compute_s)
+    store.publish({f"w{store.rank}": np.ones(100, "f4")})
+
+
 @pytest.fixture
-def server() -> Iterator[StoreProcess]:
-    with StoreProcess("--shards", "2", "--workers", str(NUM_WORKERS)) as server:
+def server(request: pytest.FixtureRequest) -> Iterator[StoreProcess]:
+    """`request.param`: further flags."""
+    flags = getattr(request, "param", ())
+    with StoreProcess("--shards", "2", "--workers", str(NUM_WORKERS), *flags) as server:
         yield server
 
 
 @pytest.fixture
-def training(server: StoreProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+def training(
+    request: pytest.FixtureRequest, server: StoreProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Training]:
+    """`request.param`: how steps are taken."""
     monkeypatch.setenv("PSSTORE_TRACE", str(tmp_path))
-    training = Training(server.url)
+    training = Training(server.url, getattr(request, "param", take_step))
     assert eventually(lambda: min(training.rounds) > 0), "both train"
     yield training
     training.end()
@@ -141,6 +178,85 @@ def check_step(events: list[Event]) -> None:
 
 def end(event: Event) -> float:
     return float(event["ts"] + event["dur"])
+
+
+@pytest.mark.parametrize(
+    ("training", "ends"),
+    [(take_early_step, "finish"), (take_clipped_step, "global_norm"), (publish, "publish")],
+    indirect=["training"],
+)
+def test_other_steps_have_a_timeline_with_whom_they_wait_for(
+    server: StoreProcess, training: Training, ends: str, tmp_path: Path
+) -> None:
+    result = trace(server.url, tmp_path / "trace.json", "--steps", "5", "--patience", "20")
+    assert result.exit_code == 0, result.output
+    events = [one for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if one["ph"] == "X"]
+    steps = {event["args"]["step"] for event in events}
+    assert steps == set(range(min(steps), min(steps) + 5))
+    for rank in range(NUM_WORKERS):
+        for step in steps:
+            its = [event for event in events if event["pid"] == rank and event["args"]["step"] == step]
+            (whole,) = [event for event in its if event["name"].startswith("step")]
+            calls = [event for event in its if "call" in event["args"] and event["tid"] == CALLS]
+            assert all(whole["ts"] - SLACK_US <= call["ts"] and end(call) <= end(whole) + SLACK_US for call in calls)
+            row = [event for event in its if event["tid"] == CALLS and not event["name"].startswith("waits")]
+            assert sum(event["dur"] for event in row) == pytest.approx(whole["dur"], abs=SLACK_US * len(row))
+    calls = [event["args"]["call"] for event in events if "call" in event["args"]]
+    assert set(Counter(calls).values()) == {5 * NUM_WORKERS}, "each in every step"
+    assert ends in calls
+    assert {one["name"] for one in events if one["name"].startswith("waits") and one["pid"] != SLOW} == {
+        f"waits for rank {SLOW}"
+    }
+
+
+@pytest.mark.parametrize("server", [("--mode", "async")], indirect=True)
+def test_where_nobody_waits_it_is_each_workers_own_steps(
+    server: StoreProcess, training: Training, tmp_path: Path
+) -> None:
+    assert eventually(lambda: training.rounds[1 - SLOW] > training.rounds[SLOW] + 100)
+    result = trace(server.url, tmp_path / "trace.json", "--steps", "5", "--patience", "20")
+    assert result.exit_code == 0, result.output
+    assert result.output == f"5 steps of each of 2 workers: {tmp_path / 'trace.json'}\n"
+    events = [one for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if one["ph"] == "X"]
+    for rank in range(NUM_WORKERS):
+        assert len({event["args"]["step"] for event in events if event["pid"] == rank}) == 5
+    assert not [event for event in events if event["name"].startswith("waits")]
+
+
+def test_what_another_thread_calls_is_waited_for_by_nobody(server: StoreProcess, tmp_path: Path) -> None:
+    notes: list[CallSpan] = []
+    with psstore.connect(server.url, rank=0) as store, psstore.connect(server.url, rank=1) as other:
+        noted = TracedStore(store._operations, store._backend, server.url, notes=[ListedNotes(notes)])
+        for one in (noted, other):
+            one.create("a", np.ones(100, "f4"), rule="sgd")
+            one.push("a", np.ones(100, "f4"))
+        with ThreadPoolExecutor(1) as thread:
+            committed = thread.submit(other.commit)
+            noted.commit()
+            committed.result()
+            thread.submit(noted.pull, "a").result()
+        noted.pull("a")
+    assert [(one.call, one.waits) for one in notes] == [
+        ("push", True), ("commit", True), ("pull", False), ("pull", True)
+    ]  # fmt: skip
+
+
+class ListedNotes:
+    """In a list, always."""
+
+    is_on = True
+
+    def __init__(self, notes: list[CallSpan]) -> None:
+        self._notes = notes
+
+    def look(self) -> None:
+        pass
+
+    def note(self, span: CallSpan) -> None:
+        self._notes.append(span)
+
+    def end(self) -> None:
+        pass
 
 
 def test_nobody_notes_anything_before_and_after_it_is_wanted(

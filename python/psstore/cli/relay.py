@@ -82,6 +82,7 @@ def relay(
 
     logs.configure(who="relay", level="info", form="text")
     end_as_by_ctrl_c()
+    os.environ.pop("PSSTORE_TRACE", None)  # its file there would be that of the training's rank 0
     server = ServerProcess(_environ(), [*context.args, "--workers", "1"])
     try:
         own_url = server.await_ready()

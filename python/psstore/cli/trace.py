@@ -44,22 +44,26 @@ def trace(
         fail("PSSTORE_TRACE is not set: to a folder that this command and all workers see, before they start")
     try:
         with connect(url or None, role="client", connect_timeout_s=CONNECT_S) as store:
-            ranks = look_at(store).live
+            ranks, apart = look_at(store).live, store.consistency.mode == "async"
         if not ranks:
             fail("no worker trains there", exit_code=EXIT_FAILED)
-        workers = collect(folder, ranks, steps, patience)
-        found = whole_steps(workers)[:steps]
-        if len(found) < steps:
+        workers = collect(folder, ranks, steps, patience, apart=apart)
+        found = {rank: whole[:steps] for rank, whole in whole_steps(workers, apart=apart).items()}
+        if any(len(whole) < steps for whole in found.values()):
             fail(f"{reason(workers, folder)} within {patience:g} s", exit_code=EXIT_FAILED)
-        out.write_bytes(msgspec.json.encode(timeline(workers, found)))
+        out.write_bytes(msgspec.json.encode(timeline(workers, found, apart=apart)))
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_MISSING)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}", exit_code=EXIT_FAILED)
-    typer.echo(f"steps {found[0]} to {found[-1]} of {len(ranks)} workers: {out}")
+    first = found[ranks[0]]
+    which = f"{steps} steps of each" if apart else f"steps {first[0]} to {first[-1]}"
+    typer.echo(f"{which} of {len(ranks)} workers: {out}")
 
 
-def collect(folder: Path, ranks: tuple[int, ...], num_steps: int, patience_s: float) -> dict[int, Steps]:
+def collect(
+    folder: Path, ranks: tuple[int, ...], num_steps: int, patience_s: float, *, apart: bool
+) -> dict[int, Steps]:
     """What workers note until all have noted so many whole steps, or that time is over. Raises OSError."""
     from psstore.client.traced import WANTED, path_of, who_asks
     from psstore.launch.timeline import read_spans, whole_steps
@@ -73,7 +77,8 @@ def collect(folder: Path, ranks: tuple[int, ...], num_steps: int, patience_s: fl
     try:
         while True:
             workers = {rank: read_spans(folder, rank) for rank in ranks}
-            if len(whole_steps(workers)) >= num_steps or time.monotonic() > until:
+            whole = whole_steps(workers, apart=apart).values()
+            if all(len(steps) >= num_steps for steps in whole) or time.monotonic() > until:
                 return workers
             if who_asks(wanted) != own:
                 fail(f"another trace has begun in {folder}: workers note for one at a time", exit_code=EXIT_FAILED)

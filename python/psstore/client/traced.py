@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -49,7 +50,9 @@ PHASES = {
     "push_many": "push",
     "push_rows": "push",
     "settle": "push",
+    "publish": "commit",
     "commit": "commit",
+    "global_norm": "commit",
     "finish": "commit",
     "pull": "pull",
     "pull_many": "pull",
@@ -146,34 +149,42 @@ def path_of(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.jsonl"
 
 
-def _noted(method: F, *, of_last_round: bool = False, looks: bool = False) -> F:
-    """The method, noted. `of_last_round`: it is about the round that was committed last."""
+def _noted(method: F, *, of_last_round: bool = False, commits: bool = False) -> F:
+    """The method, noted. `of_last_round`: it is about the round that was committed last, or is committed early.
+    `commits`: it commits one."""
 
     @functools.wraps(method)
     def call(self: TracedStore, /, *args: Any, **kwargs: Any) -> Any:
-        if looks:
+        if commits:
             self.look()
+            self.steps_on_this_thread()
         if not self.is_noted:
             return method(self, *args, **kwargs)
-        step, begin = self.round - of_last_round, time.time_ns()
+        step, begin, waits = self.step(of_last_round), time.time_ns(), self.is_waited_for
         result = method(self, *args, **kwargs)
-        self.note(CallSpan(call=method.__name__, step=step, begin=begin, end=time.time_ns()))
+        self.note(CallSpan(call=method.__name__, step=step, begin=begin, end=time.time_ns(), waits=waits))
         return result
 
     return cast(F, call)
 
 
-def _noted_start(method: F, call_name: str, *, of_last_round: bool = False) -> F:
-    """The method that starts a call, which is noted when that is over."""
+def _noted_start(
+    method: F, call_name: str, *, of_last_round: bool = False, commits: bool = False, waits: bool = False
+) -> F:
+    """The method that starts a call, which is noted when that is over. `waits`: nothing is left to do meanwhile."""
 
     @functools.wraps(method)
     def call(self: TracedStore, /, *args: Any, **kwargs: Any) -> Any:
+        if commits:
+            self.look()
+        if waits:
+            self.steps_on_this_thread()
         if not self.is_noted:
             return method(self, *args, **kwargs)
-        step, begin = self.round - of_last_round, time.time_ns()
+        step, begin = self.step(of_last_round), time.time_ns()
 
         def over(_: Future[Any]) -> None:
-            self.note(CallSpan(call=call_name, step=step, begin=begin, end=time.time_ns(), waits=False))
+            self.note(CallSpan(call=call_name, step=step, begin=begin, end=time.time_ns(), waits=waits))
 
         started = method(self, *args, **kwargs)
         started.add_done_callback(over)
@@ -190,11 +201,26 @@ class TracedStore(Store):
     ) -> None:
         super().__init__(operations, backend, url, again)
         self._notes = notes
+        self._steps_on: int | None = None
+        """The thread that ends rounds: calls of others, as those that prefetch rows, are waited for by nobody."""
 
     @property
     def is_noted(self) -> bool:
         """Somebody wants to know of its calls."""
         return any(notes.is_on for notes in self._notes)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the training waits for a call of this thread."""
+        return self._steps_on in (None, threading.get_ident())
+
+    def steps_on_this_thread(self) -> None:
+        """Notes that the training's steps end here."""
+        self._steps_on = threading.get_ident()
+
+    def step(self, of_last_round: bool) -> int:
+        """The step that a call is about that begins now."""
+        return self.round - (of_last_round and not self.is_promised)
 
     def look(self) -> None:
         """Looks whether somebody does."""
@@ -214,8 +240,10 @@ class TracedStore(Store):
     push = _noted(Store.push)
     push_many = _noted(Store.push_many)
     push_rows = _noted(Store.push_rows)
+    publish = _noted(Store.publish, commits=True)
     settle = _noted(Store.settle)
-    commit = _noted(Store.commit, looks=True)
+    commit = _noted(Store.commit, commits=True)
+    global_norm = _noted(Store.global_norm, of_last_round=True)
     finish = _noted(Store.finish, of_last_round=True)
     pull = _noted(Store.pull, of_last_round=True)
     pull_many = _noted(Store.pull_many, of_last_round=True)
@@ -223,4 +251,6 @@ class TracedStore(Store):
 
     start_push_many = _noted_start(Store.start_push_many, "push_many")
     start_push_rows = _noted_start(Store.start_push_rows, "push_rows")
+    start_commit = _noted_start(Store.start_commit, "commit", commits=True)
+    start_finish = _noted_start(Store.start_finish, "finish", of_last_round=True, waits=True)
     start_pull_many = _noted_start(Store.start_pull_many, "pull_many", of_last_round=True)

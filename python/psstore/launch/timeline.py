@@ -41,36 +41,33 @@ def read_spans(folder: Path, rank: int) -> Steps:
     return {step: sorted(spans, key=lambda one: one.begin) for step, spans in steps.items()}
 
 
-def whole_steps(workers: Mapping[int, Steps]) -> list[int]:
-    """Steps that all workers have noted from begin to end: each begins with the end of the one before, and another has
-    begun."""
-    return sorted(
-        step for step in set.intersection(*map(set, workers.values())) if all(map(_is_whole(step), workers.values()))
-    ) if workers else []  # fmt: skip
+def whole_steps(workers: Mapping[int, Steps], *, apart: bool = False) -> dict[int, list[int]]:
+    """By rank, the steps that are noted from begin to end: each begins with the end of the one before, and another has
+    begun. Those of all workers, or `apart` each one's own."""
+    whole = {rank: {step for step in steps if _is_whole(step, steps)} for rank, steps in workers.items()}
+    common = set.intersection(*whole.values()) if whole else set()
+    return {rank: sorted(steps if apart else common) for rank, steps in whole.items()}
 
 
-def _is_whole(step: int) -> Any:
-    return lambda steps: all(
-        any(span.call == "commit" for span in steps.get(one, ())) for one in (step - 1, step, step + 1)
-    )
+def _is_whole(step: int, steps: Steps) -> bool:
+    return all(any(PHASES[span.call] == "commit" for span in steps.get(one, ())) for one in (step - 1, step, step + 1))
 
 
-def timeline(workers: Mapping[int, Steps], steps: Sequence[int]) -> dict[str, Any]:
-    """These steps of all workers, as a JSON object. REQUIRES: they are whole."""
+def timeline(workers: Mapping[int, Steps], steps: Mapping[int, Sequence[int]], *, apart: bool) -> dict[str, Any]:
+    """These steps of each worker, as a JSON object. `apart`: nobody waits for anybody. REQUIRES: they are whole."""
     events: list[Event] = []
     for rank, of in workers.items():
         events.append(_named("process_name", rank, 0, f"rank {rank}"))
         events += [_named("thread_name", rank, row, name) for row, name in enumerate(ROWS)]
-        for step in steps:
-            commits = {other: _commit(spans[step]) for other, spans in workers.items()}
-            events += _step(rank, step, of[step], _end(of[step - 1]), commits)
+        for step in steps[rank]:
+            events += _step(rank, step, of[step], _end(of[step - 1]))
+            if not apart:
+                events += _wait(rank, step, {other: _meeting(spans[step]) for other, spans in workers.items()})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _step(
-    rank: int, step: int, spans: Sequence[CallSpan], begin: int, commits: Mapping[int, CallSpan]
-) -> Iterator[Event]:
-    """`begin`: the end of the step before. `commits`: every rank's, of this step."""
+def _step(rank: int, step: int, spans: Sequence[CallSpan], begin: int) -> Iterator[Event]:
+    """`begin`: the end of the step before."""
     yield _complete(f"step {step}", rank, STEPS, begin, _end(spans), {"step": step})
     at = begin
     for span in spans:
@@ -80,24 +77,26 @@ def _step(
         yield _complete(PHASES[span.call], rank, row, span.begin, span.end, {"step": step, "call": span.call})
         if span.waits:
             at = max(at, span.end)
-    yield from _wait(rank, step, commits)
 
 
-def _wait(rank: int, step: int, commits: Mapping[int, CallSpan]) -> Iterator[Event]:
-    """Inside its commit: until the last of the others has come to its own."""
-    own = commits[rank]
-    last = max(commits, key=lambda other: commits[other].begin)
-    until = min(commits[last].begin, own.end)
+def _wait(rank: int, step: int, meetings: Mapping[int, CallSpan]) -> Iterator[Event]:
+    """Inside the call in which it meets the others: until the last of them has come to its own."""
+    own = meetings[rank]
+    last = max(meetings, key=lambda other: meetings[other].begin)
+    until = min(meetings[last].begin, own.end)
     if until > own.begin:
-        yield _complete(f"waits for rank {last}", rank, CALLS, own.begin, until, {"step": step, "rank": last})
+        row = CALLS if own.waits else UNDER_WAY
+        yield _complete(f"waits for rank {last}", rank, row, own.begin, until, {"step": step, "rank": last})
 
 
-def _commit(spans: Sequence[CallSpan]) -> CallSpan:
-    return next(span for span in spans if span.call == "commit")
+def _meeting(spans: Sequence[CallSpan]) -> CallSpan:
+    """The end of a round that was committed early, else the commit."""
+    ends = {span.call: span for span in reversed(spans) if PHASES[span.call] == "commit"}
+    return next(ends[call] for call in ("finish", "commit", "publish") if call in ends)
 
 
 def _end(spans: Sequence[CallSpan]) -> int:
-    return max(span.end for span in spans if span.waits)
+    return max(span.end for span in spans if span.waits or PHASES[span.call] == "commit")
 
 
 def _complete(name: str, rank: int, row: int, begin: int, end: int, args: Mapping[str, object]) -> Event:
