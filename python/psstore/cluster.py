@@ -37,7 +37,7 @@ def from_flags(
     staleness: int = 2,
     backups: int = 1,
     timeout_s: float = 30.0,
-    wait_s: float = 300.0,
+    wait_s: float | None = None,
     connect_timeout_s: float = task.CONNECT_S,
 ) -> Store:
     """This task's store, or on a ps task the end of the program: it serves until the workers are done, then exits.
@@ -93,7 +93,7 @@ def _find(flags: dict[str, str | None]) -> Cluster | None:
     return found.cluster
 
 
-def _without_cluster(*, timeout_s: float, wait_s: float) -> Store:
+def _without_cluster(*, timeout_s: float, wait_s: float | None) -> Store:
     if worker_environment().url is None:
         raise BadArgument(
             "no cluster: give --ps_hosts, --worker_hosts, --job_name and --task_index, or set TF_CONFIG; on one host,"

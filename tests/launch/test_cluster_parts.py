@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from psstore.errors import BadArgument
+from psstore.cluster import from_flags
+from psstore.errors import BadArgument, DeadlineExceeded
 from psstore.launch.cluster import Cluster, make_cluster
 from psstore.launch.cluster_sources import find_cluster, parse_flags, read_tf_config
 from psstore.launch.task import task_environ
@@ -203,3 +204,10 @@ def test_workers_on_one_host_take_different_gpus(monkeypatch: pytest.MonkeyPatch
 def test_an_evaluator_is_told_no_rank() -> None:
     environ = task_environ(told(tf_config("evaluator", 0)), {})
     assert set(environ) == {"PSSTORE_URL", "TF_CONFIG"}
+
+
+def test_a_script_waits_as_long_as_its_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSSTORE_URL", "local://?workers=2")
+    monkeypatch.setenv("PSSTORE_WAIT_S", "0.01")
+    with from_flags([]) as store, pytest.raises(DeadlineExceeded):
+        store.barrier()

@@ -68,7 +68,7 @@ def join(
     say: Say,
     token: bytes | None = None,
     timeout_s: float = 30.0,
-    wait_s: float = 300.0,
+    wait_s: float | None = None,
     connect_timeout_s: float = CONNECT_S,
 ) -> Store:
     """This worker's store, once all ps tasks serve; an evaluator's is a client's. Blocks.
