@@ -182,6 +182,19 @@ def test_a_program_ends_quietly_where_nobody_reads_on(arguments: tuple[str, ...]
         os.close(write)
 
 
+@pytest.mark.parametrize("arguments", [("plan", "gpt2"), ("plan", "--help"), ("doctor", "--help")])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_a_terminal_does_not_have_are_left_out(encoding: str, arguments: tuple[str, ...]) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "psstore.cli.main", *arguments],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        encoding=encoding,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "?" in ran.stdout
+
+
 def test_the_command_line_loads_torch_for_no_command_that_needs_none() -> None:
     program = "import sys; from psstore.cli.main import app; print('torch' in sys.modules, 'numpy' in sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -1,8 +1,10 @@
-"""Standard output of a program, where the system refuses what is written: a disk is full, or who read it has ended."""
+"""Standard output of a program, where the system refuses what is written: a disk is full, who read it has ended, or its
+encoding has no such letter."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,9 @@ from psstore.exit_codes import EXIT_FAILED
 @contextlib.contextmanager
 def refusals_said_by(program: str) -> Iterator[None]:
     """What the system refuses within, as a full disk does, is said in a sentence, and ends the program. Quietly, where
-    who reads its output has read enough, as `head` has."""
+    who reads its output has read enough, as `head` has. What its encoding can't say becomes a question mark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             yield
