@@ -414,12 +414,19 @@ def test_program_that_ends_without_closing_ends_cleanly(cluster: Cluster, ending
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("ending", "left"), [("pass", True), ("raise RuntimeError", False)])
-def test_worker_that_ends_without_closing_leaves_unless_it_died(cluster: Cluster, ending: str, left: bool) -> None:
+@pytest.mark.parametrize(
+    ("ending", "flags", "left"),
+    [("pass", [], True), ("raise RuntimeError", [], False), ("raise RuntimeError", ["-i"], True)],
+    ids=["ended", "died", "went on at a prompt"],
+)
+def test_worker_that_ends_without_closing_leaves_unless_it_died(
+    cluster: Cluster, ending: str, flags: list[str], left: bool
+) -> None:
     if cluster.local is not None:
         pytest.skip("a store in the program ends with it: there is nobody to tell")
     program = f"import psstore; store = psstore.connect({cluster.url!r}, rank=1); {ending}"
-    subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE_S)
+    command = [sys.executable, *flags, "-c", program]
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S)
     with cluster.connect(role="client") as store:
         expected = "ranks_left" if left else "ranks_lost"
         assert eventually(lambda: "1" in str(store.stats()[0][expected]).split(","))
