@@ -334,6 +334,7 @@ class Slot {
   struct RowsToChange {
     std::vector<RowNumber> rows;
     Change change = Change::kInPlace;
+    uint64_t highest = 0;  // of the ids that had their rows so far
   };
   void make_room(std::span<const uint64_t> ids, RowsToChange& found, const RowPolicy::Plan& plan);
   void count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend);

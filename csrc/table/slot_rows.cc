@@ -177,8 +177,9 @@ void Slot::count_rows(const MergedRows& merged, const RowsToChange& found, Backe
 RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
                              float initial_sum) {
   RowNumber& row = found.rows[i];
-  // Of ids that do not ascend, as memory that a client shares may say, one may have come just before.
-  if (row == kNoRow && i > 0 && ids[i] <= ids[i - 1]) rows_->find({&ids[i], 1}, {&row, 1});
+  // Of ids that do not ascend, as memory that a client shares may say, one may have come before.
+  if (row == kNoRow && ids[i] <= found.highest) rows_->find({&ids[i], 1}, {&row, 1});
+  found.highest = std::max(found.highest, ids[i]);
   if (row == kNoRow) row = rows_->add(ids[i], initial_sum);
   return row;
 }

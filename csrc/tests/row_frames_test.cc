@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <random>
 #include <string>
@@ -216,6 +217,23 @@ TEST_F(RowFrames, leave_what_admission_has_counted_to_those_who_hold_a_decision)
   EXPECT_EQ(parts_of(2, 3).size(), once.size() + shape.record_bytes());
   EXPECT_EQ(shard_.stats().at("rows"), 1u);
   EXPECT_EQ(shard_.stats().at("rows_refused"), 2u);
+}
+
+TEST_F(RowFrames, make_an_id_a_row_once_whatever_becomes_of_memory_that_a_client_shares) {
+  const auto set_ids = [](const BufferRef& payload, std::array<uint64_t, 3> ids) {
+    std::memcpy(payload->data(), ids.data(), sizeof ids);
+  };
+  std::vector<SliceEntry> entries{
+      {.key = make_key(kTable, 0), .num_bytes = 3 * kRowBytes, .dtype = kRowsEncoding}};
+  const BufferRef payload = shard_.admit(WriteKind::kPush, entries, 3 * kRowBytes);
+  std::memset(payload->data(), 0, payload->size());
+  set_ids(payload, {3, 4, 5});
+  shard_.stage({0, 1, round_}, entries, payload);
+  ASSERT_EQ(entries[0].status, ErrorCode::OK);
+  set_ids(payload, {5, 3, 5});
+  decide();
+  shard_.settle(-1);
+  EXPECT_EQ(shard_.stats().at("rows"), 2u);
 }
 
 TEST_F(RowFrames, have_the_status_of_each_partition) {
