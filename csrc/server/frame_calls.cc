@@ -30,16 +30,12 @@ std::vector<SliceEntry> entries_of(const Frame& frame) {
 }
 
 BufferRef admit(Shard& shard, Frame& frame) {
-  const WriteKind kind = write_kind(frame);
+  const uint64_t payload_bytes = frame.header.payload_bytes;
   std::vector<SliceEntry> entries = entries_of(frame);
-  BufferRef payload;
-  if (frame.header.is_shared()) {
-    shard.check(kind, entries, frame.header.payload_bytes);
-  } else {
-    payload = shard.admit(kind, entries, frame.header.payload_bytes);
-  }
-  frame.table = SliceTable(std::move(entries));
-  return payload;
+  const bool may_write = shard.check(write_kind(frame), entries, payload_bytes);
+  frame.table = SliceTable(std::move(entries));  // also of one that there is no memory for
+  const bool comes = may_write && !frame.header.is_shared();
+  return comes ? shard.allocate(payload_bytes) : BufferRef();
 }
 
 namespace {

@@ -264,6 +264,27 @@ TEST_F(ServerProtocolTest, AWriteThatIsRefusedAsAWholeUsesItsNumber) {
   }
 }
 
+TEST(RefusedWriteTest, IsRefusedForItsReasonWhateverStatusItsClientSent) {
+  constexpr uint32_t kBytes = 4u << 20;
+  Shard shard({.max_memory_bytes = 6u << 20});
+  shard.define({1, DType::kFloat32, RuleKind::kAdd, 0, true, {{kSmall, kBytes / sizeof(float)}}});
+  DataService service(shard);
+  FrameDecoder decoder;
+  ServerProtocol protocol(decoder, service, 1);
+  protocol.open("a", false);
+  const SliceEntry entry{.key = kSmall, .num_bytes = kBytes, .status = ErrorCode{200}};
+  const FrameParts parts{
+      .op = Op::kADD, .request = 1, .sequence = 1, .table = {&entry, 1}, .payload_bytes = kBytes};
+  Bytes write(parts.encoded_bytes());
+  encode_frame(parts, write.data());
+  write.resize(write.size() + kBytes);
+  receive(decoder, write, write.size(), [&] { EXPECT_EQ(protocol.next_frame(0), nullptr); });
+  EXPECT_TRUE(service.has_failures());
+  const auto refused = shard.refusals();
+  ASSERT_EQ(refused.size(), 1u);
+  EXPECT_EQ(refused[0].second.runs, (std::vector<RefusedRun>{{1, 0, 1, ErrorCode::OUT_OF_MEMORY}}));
+}
+
 TEST_F(ServerProtocolTest, AWriteThatAReaderMayNotMakeIsNotRemembered) {
   protocol_.open("reader", false);
   protocol_.allow(std::array{static_cast<uint8_t>(Op::kPULL)});
