@@ -98,6 +98,7 @@ void ServerProtocol::attach_payload(Frame& frame) const {
 bool ServerProtocol::take_record(const std::shared_ptr<Frame>& frame) {
   const Header& header = frame->header;
   if (client_->follows) {
+    if (!frame->complete) return false;  // no word of a standby's has a payload
     Replication& replication = service_.replication();
     if (header.op == Op::kRELEASE) {
       replication.let_go(client_->connection, header.request);

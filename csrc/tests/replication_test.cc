@@ -185,6 +185,20 @@ TEST(ReplicationOverAConnectionTest, AStandbyIsHeardHoweverMuchItIsOwed) {
   EXPECT_EQ(replication.followers().at(kStandby).has, 1);
 }
 
+TEST(ReplicationOverAConnectionTest, AStandbysWordThatHasAPayloadIsForOthersToRefuse) {
+  Shard shard{ShardOptions()};
+  DataService service(shard);
+  FrameDecoder decoder;
+  ServerProtocol protocol(decoder, service, kStandby);
+  protocol.open("standby", /*wants_checksum=*/false);
+  protocol.follow();
+  const Bytes word = wire({.op = Op::kPUSHED, .slices = {{make_key(1, 0), {1, 2}}}});
+  decoder.feed(word);
+  const std::shared_ptr<Frame> frame = protocol.next_frame(0.0);
+  ASSERT_NE(frame, nullptr);
+  EXPECT_FALSE(frame->complete);
+}
+
 TEST(ReplicationOverAConnectionTest, WhatComesOverAStreamAStandbySeesWhereTheShardKeepsIt) {
   constexpr uint64_t kAddress = uint64_t{1} << 63;
   const Key key = make_key(1, 0);
