@@ -428,10 +428,17 @@ void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts) 
     throw Error(ErrorCode::BAD_ARGUMENT,
                 "slice " + std::to_string(image.key) + " is not there, or not new");
   }
+  const SlotSpec& spec = slot->spec();
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] && parts[i]->size() < slot->part_bytes(i, image)) {
+    if (!parts[i]) continue;
+    if (parts[i]->size() < slot->part_bytes(i, image)) {
       throw Error(ErrorCode::BAD_ARGUMENT,
                   "what is to be loaded into slice " + std::to_string(image.key) + " is too short");
+    }
+    const bool is_state = i > 0 && !spec.has_rows();
+    if (is_state && !largest_state_layout(spec.rule).uses(static_cast<int>(i) - 1)) {
+      throw Error(ErrorCode::BAD_ARGUMENT, "slice " + std::to_string(image.key) +
+                                               " is to be loaded with state that its rule has not");
     }
   }
   slot->load(image, parts, *backend_);

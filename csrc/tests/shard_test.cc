@@ -608,6 +608,17 @@ TEST_P(ShardTest, IsWrittenAsOfADecisionAndGoesOnFromThereInAnotherShard) {
   EXPECT_THROW(first.image(7, 1), Error);
 }
 
+TEST_P(ShardTest, RefusesToLoadStateThatTheRuleHasNot) {
+  define(1, RuleKind::kSgd, 1);
+  const auto pool = make_pool();
+  const BufferRef part = buffer_of(*pool, Floats{1});
+  error_of(ErrorCode::BAD_ARGUMENT,
+           [&] { shard.load({kA, 1, 1, 0b101}, std::vector<BufferRef>{part, BufferRef(), part}); });
+  EXPECT_EQ(shard.stats().at("state_bytes"), 0U);
+  shard.load({kA, 1, 1, 0b011}, std::vector<BufferRef>{part, part});
+  EXPECT_EQ(shard.stats().at("state_bytes"), sizeof(float));
+}
+
 TEST_P(ShardTest, RefusesAPullThatOneReplyCannotHold) {
   define(1, RuleKind::kAssign, 2);
   std::vector<SliceEntry> entries = entries_for({{kA, {}}, {kA, {}}});
