@@ -41,12 +41,12 @@ BufferRef admit(Shard& shard, Frame& frame) {
 namespace {
 
 void write(Shard& shard, const Frame& frame, const std::string& client,
-           std::span<SliceEntry> entries) {
+           std::span<SliceEntry> entries, bool repeats) {
   const WriteKind kind = write_kind(frame);
   const Header& header = frame.header;
   switch (kind) {
     case WriteKind::kPush:
-      shard.stage({header.rank, header.incarnation, header.round}, entries, frame.payload);
+      shard.stage({header.rank, header.incarnation, header.round}, entries, frame.payload, repeats);
       break;
     case WriteKind::kInit: shard.initialise(entries, frame.payload); break;
     case WriteKind::kAssign:
@@ -61,13 +61,13 @@ void write(Shard& shard, const Frame& frame, const std::string& client,
 
 SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
   std::vector<SliceEntry> entries = entries_of(frame);
-  write(shard, frame, client, entries);
+  write(shard, frame, client, entries, /*repeats=*/false);
   return SliceTable(std::move(entries));
 }
 
 void repeat(Shard& shard, const Frame& frame, const std::string& client) {
   std::vector<SliceEntry> entries = entries_of(frame);
-  write(shard, frame, client, entries);
+  write(shard, frame, client, entries, /*repeats=*/true);
   for (size_t i = 0; i < entries.size(); ++i) {
     const ErrorCode there = frame.table[i].status;
     if (entries[i].status == there || is_failure(there)) continue;

@@ -83,8 +83,10 @@ class Shard {
   // Stages contributions. Pushed again before the decision they replace the first; after it they are
   // acknowledged and ignored, unless it is an early one and waits for them. Entries of an older life of
   // the rank become STALE_INCARNATION; those that would replace what a held slot counts on,
-  // ROUND_OUT_OF_ORDER.
-  void stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload);
+  // ROUND_OUT_OF_ORDER. `repeats`: another shard with the same table has taken them; what waits there of an older life
+  // waits here, too.
+  void stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload,
+             bool repeats = false);
   // What that origin has staged stays as it is from now on: pushed again it is acknowledged and ignored.
   void seal(const Origin& origin);
   // The sum of squares of all that the origin has staged of these tensors, ranges of ids, added in the order of keys.

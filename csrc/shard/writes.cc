@@ -49,10 +49,12 @@ BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t p
                                              : BufferRef();
 }
 
-void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload) {
+void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload,
+                  bool repeats) {
   check_payload(entries, payload);
   const SharedLock lock(table_.decision_mutex);
-  const Standing standing = ranks_.meet(origin);
+  Standing standing = ranks_.meet(origin);
+  if (repeats && standing == Standing::kStale) standing = Standing::kOpen;
   switch (standing) {
     case Standing::kStale: refuse(entries, ErrorCode::STALE_INCARNATION); break;
     case Standing::kDecided: acknowledge(entries); break;

@@ -199,6 +199,43 @@ TEST(ReplicationOverAConnectionTest, AStandbysWordThatHasAPayloadIsForOthersToRe
   EXPECT_FALSE(frame->complete);
 }
 
+// What a worker has pushed to one slice before it died waits there until a decision is made, and its next life has pushed
+// to another one.
+TEST(ReplicationOverAConnectionTest, AStandbyIsFilledWithWhatWaitsOfOlderLives) {
+  const Key first = make_key(1, 0), second = make_key(1, 1);
+  Shard shard{ShardOptions()}, other{ShardOptions()};
+  const TensorDefinition both{1,    DType::kFloat32,          RuleKind::kSgd, 0,
+                              true, {{first, 2}, {second, 2}}};
+  shard.define(both);
+  DataService service(shard);
+  FrameDecoder from_client;
+  ServerProtocol client(from_client, service, kStandby + 1);
+  client.open("client", /*wants_checksum=*/false);
+  const auto push = [&](uint32_t incarnation, const Values& slices) {
+    client.attach({0, incarnation});
+    from_client.feed(wire({.op = Op::kPUSH, .slices = slices, .incarnation = incarnation}));
+    EXPECT_EQ(client.next_frame(0.0), nullptr);
+  };
+  push(1, {{first, {1, 2}}, {second, {3, 4}}});
+  push(2, {{first, {5, 6}}});
+
+  FrameDecoder from_standby, from_shard;
+  ServerProtocol standby(from_standby, service, kStandby);
+  standby.open("standby", /*wants_checksum=*/false);
+  standby.follow();
+  ASSERT_TRUE(service.fill(kStandby));
+  DataService copy(other);
+  ServerProtocol leader(from_shard, copy, kStandby);
+  leader.lead();
+  other.resume(shard.history(), std::nullopt);
+  other.define(both);
+  for (const Replies::Part& part : standby.replies().take()) {
+    from_shard.feed(std::as_bytes(std::span(std::get<std::string>(part))));
+    EXPECT_EQ(leader.next_frame(0.0), nullptr);
+  }
+  EXPECT_EQ(other.stats().at("staged_bytes"), shard.stats().at("staged_bytes"));
+}
+
 TEST(ReplicationOverAConnectionTest, WhatComesOverAStreamAStandbySeesWhereTheShardKeepsIt) {
   constexpr uint64_t kAddress = uint64_t{1} << 63;
   const Key key = make_key(1, 0);
