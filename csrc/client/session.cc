@@ -8,6 +8,25 @@
 #include "wire/encoder.h"
 
 namespace psstore {
+namespace {
+
+// What was read is there, or its slice says why not: else memory that nobody has written to would be taken for it. Of
+// how many slices values came the decoder has seen. Throws Error(BAD_HEADER).
+void check_values(const Request& request, const Frame& answer) {
+  if (!request.reads()) return;
+  const MemoryRanges memory = request.memory;
+  for (size_t i = 0; i < memory.size(); ++i) {
+    const bool is_there = i < answer.table.size();
+    if (is_there && (answer.table[i].num_bytes > 0 || answer.table[i].status != ErrorCode::OK))
+      continue;
+    if (memory[i].empty()) continue;
+    throw Error(ErrorCode::BAD_HEADER, "of " + std::to_string(memory.size()) +
+                                           " slices that were read the value of number " +
+                                           std::to_string(i) + " did not come");
+  }
+}
+
+}  // namespace
 
 ClientSession::ClientSession(std::shared_ptr<CarriedDecisions> decisions)
     : decisions_(std::move(decisions)), decoder_(std::make_unique<FrameDecoder>()) {}
@@ -247,6 +266,7 @@ bool ClientSession::take_frame(const std::shared_ptr<Frame>& frame) {
     }
     return true;
   }
+  check_values(*request, *frame);
   if (header.is_shared()) {
     if (!request->asker->forgotten()) memory_->read(frame->table.entries(), request->memory);
     if (link_.is_hung_up()) return true;  // the shard takes steps there again: it is asked anew

@@ -828,6 +828,20 @@ TEST(ClientSession, AnAnswerOfOtherSizesGoesNowhere) {
   }
 }
 
+TEST(ClientSession, AnAnswerWithoutAValueThatItSaysIsThereGoesNowhere) {
+  for (const std::vector<uint32_t>& sizes : {std::vector<uint32_t>{300, 0}, {0, 0}, {0}, {}}) {
+    Ends ends;
+    Asking read(Op::kPULL, {300, 4});
+    read.ask(ends);
+    TestFrame answer = frame_with(Op::kPULLED, sizes);
+    answer.forge = [](Header& header) { header.request = 1; };
+    ends.reply(answer.wire());
+    EXPECT_FALSE(ends.drive());
+    EXPECT_EQ(broken(ends.session), ErrorCode::BAD_HEADER);
+    EXPECT_TRUE(read.answers.empty());
+  }
+}
+
 TEST(ClientSession, AChecksumThatIsWrongIsNoAnswer) {
   Ends ends;
   Asking read(Op::kPULL, {300});
