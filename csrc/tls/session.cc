@@ -79,7 +79,10 @@ int TlsSession::read_socket(Bio* bio, char* to, int num_bytes) {
   ssl.BIO_clear_flags(bio, kBioRead | kBioWrite | kBioRetry);
   const int flags = std::exchange(self.may_sleep_, false) ? 0 : MSG_DONTWAIT;
   const ssize_t received = recv(self.fd_, to, static_cast<size_t>(num_bytes), flags);
-  if (received > 0) return static_cast<int>(received);
+  if (received > 0) {
+    self.has_begun_ = true;  // whoever is told something first is heard in send()
+    return static_cast<int>(received);
+  }
   if (received < 0 && would_block(errno)) {
     ssl.BIO_set_flags(bio, kBioRead | kBioRetry);
     return -1;

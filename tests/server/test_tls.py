@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
 import psstore
-from psstore import errors
+from psstore import _core, errors
 from psstore.cli.main import app
 from psstore.client.store_status import look_at as look_at_store
 from psstore.config import Credentials
@@ -118,6 +119,30 @@ def test_plain_client_at_a_tls_port_is_told_so(ca: TestCA) -> None:
         refused(r"speaks TLS 1.3 here, and what came is not: connect to pss://"),
     ):
         psstore.connect(server.url.replace("pss://", "ps://"))
+
+
+def test_client_that_is_turned_away_before_it_is_heard_is_not_taken_for_a_plain_one(ca: TestCA) -> None:
+    """A store that has no room for a connection says so at once: then the handshake is heard while that is sent."""
+    shard, identity = _core.Shard(index=0), ca.issue(*LOCAL)
+    data = shard.make_data_service(max_leased_bytes=0, describe_blocks=lambda blocks: b"")
+    poller = _core.Poller(data, wakeup_fd=-1)
+    near, far = socket.socketpair()
+    tls = _core.TlsContext(server=True, cert=str(identity.cert), key=str(identity.key)).session()
+    poller.add(1, socket=near.detach(), protocol=data.connect(1), tls=tls)
+    poller.send(1, [b"there is no room"])
+    poller.close(1)
+
+    def visit() -> bytes:
+        context = ssl.create_default_context(cafile=str(ca.pem))
+        with context.wrap_socket(far, server_hostname="localhost") as wrapped:
+            told = wrapped.recv(100)
+            wrapped.sendall(b"it has come, and goes")
+            return told + wrapped.recv(100)
+
+    with ThreadPoolExecutor() as threads:
+        visitor = threads.submit(visit)
+        assert poller.turn(PATIENCE_S) == (1, None)
+        assert visitor.result() == b"there is no room"
 
 
 def test_tls_client_at_a_plain_port_is_told_so(ca: TestCA) -> None:
