@@ -16,7 +16,7 @@ from psstore.protocol import roster
 from psstore.protocol.membership import Liveness
 from psstore.protocol.shares import Shares
 from psstore.protocol.stops import NEVER
-from psstore.server.job_state import JobState
+from psstore.server.job_state import JobState, Verdict
 from psstore.server.store_state import restore_coordinator, store_state
 from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer, failure_of, sgd
@@ -343,6 +343,31 @@ def test_who_had_left_before_the_store_went_back_is_not_waited_for() -> None:
     first = arrived(again, rank=0)
     told = first.committed(first.commit(3, members=2)).members
     assert told == (m.Members(version=3, went=(1,), absent=(1,)),)
+
+
+@pytest.mark.parametrize("fewest", [1, None], ids=["come and go", "a fixed number"])
+def test_a_job_of_whose_workers_nobody_returns_to_a_store_that_went_back_fails(fewest: int | None) -> None:
+    store = FakeStore(num_workers=2, fewest=fewest)
+    first, second = arrived(store, rank=0), arrive(store, rank=1)
+    first.commit(1)
+    joined(*second)
+    state = store_state(store.coordinator, lineage="a store")
+    again = restored(state, goes_on=True, most=2, fewest=fewest)
+    job_state = JobState(num_workers=2, patience_s=60.0, elastic=fewest is not None)
+
+    def verdict(*, may_come: bool = True) -> Verdict | None:
+        return job_state.update(again.coordinator.counters(again.now), again.now, may_come=may_come)
+
+    assert verdict(may_come=False) is None
+    again.pass_time(60.0)
+    assert verdict(may_come=False) is None, "another shard is not there yet"
+    again.pass_time(59.0)
+    assert verdict() is None
+    again.pass_time(1.0)
+    found = verdict()
+    assert found is not None
+    assert found.reason is not None
+    assert found.reason.startswith("ranks 0, 1 went without leaving, and nobody came back within 60 s")
 
 
 def test_who_was_let_in_by_the_decision_that_the_store_goes_back_to_is_waited_for() -> None:

@@ -23,7 +23,7 @@ DONE = {"has_ended": "", "ranks_live": "", "ranks_lost": "", "ranks_left": "0,1"
 class Shard0:
     """Answers what it counts, and the last of it again and again."""
 
-    is_up = True
+    is_up = has_served = True
 
     def __init__(self, *answers: Mapping[str, str]) -> None:
         self.answers = list(answers)
@@ -39,7 +39,7 @@ class Shard0:
 class LostShard:
     """Gone once shard 0 has said that everybody is at work."""
 
-    is_refused = True
+    is_refused = has_served = True
 
     def __init__(self, coordinator: Shard0) -> None:
         self._coordinator = coordinator
@@ -94,7 +94,7 @@ def test_a_shard_that_goes_from_a_store_that_stays_is_lost() -> None:
 def test_a_host_goes_when_shard_0_says_that_all_may() -> None:
     async def verdict(*answers: Mapping[str, str]) -> Verdict:
         job_state = JobState(num_workers=2, patience_s=60.0)
-        return await peer_monitor._attend(cast(peer_monitor._Peer, Shard0(*answers)), job_state, lambda: False)
+        return await peer_monitor._attend([cast(peer_monitor._Peer, Shard0(*answers))], job_state, lambda: False)
 
     async def main() -> None:
         waits = asyncio.create_task(verdict(AT_WORK, DONE))

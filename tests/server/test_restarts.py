@@ -116,6 +116,21 @@ def test_a_store_goes_back_once_its_storage_is_there_again(tmp_path: Path) -> No
         assert_array_equal(psstore.connect(served.url).pull("w"), np.full(ELEMS, -1.0, F32))
 
 
+@pytest.mark.parametrize("workers", ["1", "1:2"])
+def test_a_store_that_went_back_and_to_which_nobody_returns_ends(tmp_path: Path, workers: str) -> None:
+    """As where its shard dies just when the workers are done: they have ended, and the checkpoint is of before."""
+    flags = ("--checkpoint", str(tmp_path), "--checkpoint-every", "1000000", "--restarts", "1", "--until-done")
+    with StoreProcess("--workers", workers, "--patience-s", "2", *flags) as served:
+        with psstore.connect(served.url, wait_s=PATIENCE_S) as store:
+            store.create("w", np.zeros(8, F32), rule="sgd")
+            store.push("w", np.ones(8, F32))
+            store.commit({"lr": 1.0})
+            assert store.checkpoint() == 1
+            kill(served, 0)
+        assert served.wait() == 1
+        assert "rank 0 went without leaving, and nobody came back within 2 s" in served.log()
+
+
 @pytest.mark.parametrize("transport", TO_SHARDS)
 def test_all_go_back_to_the_latest_checkpoint_and_clients_go_on(served: StoreProcess, transport: str) -> None:
     with connect(served, transport) as store:

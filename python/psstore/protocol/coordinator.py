@@ -322,10 +322,11 @@ class Coordinator:
         return partial(self._clients.is_gone, now=now, patience_s=self.membership.liveness.detached_s)
 
     def counters(self, now: float) -> dict[str, int | float | str]:
-        """For STATS. Ranks are listed as text: '0,2', and what is known of each likewise: '0:12,2:11'."""
-        workers = self.membership.workers
-        live = sorted(rank for rank, worker in workers.items() if worker.state is WorkerState.LIVE)
-        lost = [worker.rank for worker in self.membership.lost()]
+        """For STATS. Ranks are listed as text: '0,2', and what is known of each likewise: '0:12,2:11'. Who was there
+        before this life of the store, and has not come back, is lost here: nobody knows better."""
+        workers, awaited = self.membership.workers, self.membership.awaited
+        live = sorted(rank for rank in self.membership.live if rank not in awaited)
+        lost = sorted({*(worker.rank for worker in self.membership.lost()), *awaited})
         counters: dict[str, int | float | str] = {
             "decisions": self.rounds.log.last,
             "decision_log": len(self.rounds.log),
@@ -337,7 +338,7 @@ class Coordinator:
             "commits_waiting": self.rounds.num_waiting,
             "waited_for": self.rounds.waited_for(now) or self._barriers.waited_for(now),
             "ranks_live": ",".join(map(str, live)),
-            "ranks_lost": ",".join(map(str, sorted(lost))),
+            "ranks_lost": ",".join(map(str, lost)),
             "ranks_left": ",".join(map(str, sorted(self.membership.left))),
             "rank_clocks": ",".join(f"{rank}:{workers[rank].clock}" for rank in live),
             "rank_waits_s": ",".join(f"{rank}:{self.rounds.waited_s(rank, now):.6g}" for rank in live),

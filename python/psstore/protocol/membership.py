@@ -306,6 +306,11 @@ class Membership:
         return (len(self.workers) if self.elastic else self.num_workers) - len(self._in_state[LEFT])
 
     @property
+    def awaited(self) -> Set[int]:
+        """Ranks that are waited for since this life of the store began: nobody has come back with them yet."""
+        return self._awaited
+
+    @property
     def live(self) -> Set[int]:
         """Ranks whose workers are there; changes with them."""
         return self._in_state[LIVE]

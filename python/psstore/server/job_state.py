@@ -32,14 +32,14 @@ class JobState:
         self._said = ""
         self._said_at: float | None = None
 
-    def update(self, counters: Mapping[str, int | float | str], now: float) -> Verdict | None:
-        """None: go on."""
+    def update(self, counters: Mapping[str, int | float | str], now: float, *, may_come: bool = True) -> Verdict | None:
+        """None: go on. `may_come`: the store is whole, so that who is lost can come back."""
         left, lost, live = (_ranks(counters, name) for name in ("ranks_left", "ranks_lost", "ranks_live"))
         if left == self._ranks or (self._is_elastic and left and not live | lost):
             return Verdict(None)
         if live or not lost:
             self._lost_since = None
-        elif self._lost_since is None:
+        elif self._lost_since is None or not may_come:
             self._lost_since = now
         elif now - self._lost_since >= self._patience_s:
             return Verdict(

@@ -169,7 +169,7 @@ async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
 async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
     coordinator, terms = peers[0], duty.consistency
     job_state = JobState(num_workers=terms.num_workers, patience_s=duty.patience_s, elastic=terms.elastic)
-    attending = _attend(coordinator, job_state if duty.until_done else None, duty.has_last_word)
+    attending = _attend(peers, job_state if duty.until_done else None, duty.has_last_word)
     try:
         return await _first_of([attending, *(_keep(peer, coordinator, duty) for peer in peers[1:])])
     except StoreUnreachable:
@@ -220,15 +220,17 @@ def _is_in_use(welcome: Welcome, counters: Mapping[str, int | float | str]) -> b
     )
 
 
-async def _attend(coordinator: _Peer, job_state: JobState | None, has_last_word: Callable[[], bool]) -> Verdict:
+async def _attend(peers: Sequence[_Peer], job_state: JobState | None, has_last_word: Callable[[], bool]) -> Verdict:
     """Until the workers are done, and it was said that all may go. `job_state`: None if that is not to be noticed.
     Raises StoreUnreachable if shard 0 is gone."""
+    coordinator = peers[0]
     await coordinator.reach()
     done_since = math.inf
     while True:
         counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
         if job_state is not None:
-            verdict, reminder = job_state.update(counters, now), job_state.reminder(counters, now)
+            verdict = job_state.update(counters, now, may_come=all(peer.has_served for peer in peers))
+            reminder = job_state.reminder(counters, now)
             done_since = math.inf if verdict is None else min(done_since, now)
             may_go = counters["has_ended"] or has_last_word() or now > done_since + LAST_WORD_S
             if verdict is not None and (may_go or verdict.reason is not None):
@@ -305,6 +307,11 @@ class _Peer:
         """`reach` asks anew."""
         await self.close()
         self._reconnector = self._welcome = None
+
+    @property
+    def has_served(self) -> bool:
+        """Whether it was there in this life of the store."""
+        return self._welcome is not None
 
     @property
     def is_refused(self) -> bool:
