@@ -39,6 +39,7 @@ from tests.torch.support import (
     batches,
     distributed,
     in_threads,
+    on_each_worker,
     wrap,
 )
 
@@ -224,6 +225,37 @@ def test_gradients_of_which_processes_have_parts_are_refused(store: psstore.Stor
     model.weight.grad = mesh(torch.ones(2, 2))
     with pytest.raises(UsageError, match=r"the gradient of 'weight' is a DTensor"):
         outer.step()
+
+
+def test_pieces_that_do_not_say_what_they_are_of_are_refused(store: psstore.Store) -> None:
+    """Those of a FullyShardedDataParallel: rank 0's would have been everybody's."""
+    from torch.distributed.fsdp import _common_utils
+
+    model = linear()
+    named = [(f"{_common_utils.FSDP_WRAPPED_MODULE}.{name}", one) for name, one in model.named_parameters()]
+    message = r"'_fsdp_wrapped_module\.weight' is of a FullyShardedDataParallel: .*fully_shard"
+    with pytest.raises(UsageError, match=message):
+        DistributedOptimizer(SGD(model.parameters(), lr=0.1), store, named)
+    with pytest.raises(UsageError, match=message):
+        psstore.torch.publish(store, named)
+    with pytest.raises(UsageError, match=message):
+        psstore.torch.load(store, named)
+    assert store.keys() == []
+
+
+@pytest.mark.parametrize("overlap", ["backward", "eager"])
+def test_who_else_averages_gradients_is_named(overlap: Any) -> None:
+    def work(store: psstore.Store, rank: int) -> None:
+        model = nn.Sequential()
+        model.module = linear()  # what DistributedDataParallel calls it
+        outer = DistributedOptimizer(SGD(model.parameters(), lr=0.1), store, model.named_parameters(), overlap=overlap)
+        model(torch.ones(1, 2)).sum().backward()
+        for gradient in [parameter.grad for parameter in model.parameters() if parameter.grad is not None]:
+            gradient.div_(2)
+        with pytest.raises(UsageError, match=r"as DistributedDataParallel has them.*docs/coming_from_ddp"):
+            outer.step()
+
+    on_each_worker(1 if overlap == "eager" else 2, work)
 
 
 def test_without_torch_the_extra_is_named() -> None:

@@ -25,7 +25,7 @@ from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError
 from psstore.torch.gradient_step import CommittedRound, Hypers
 from psstore.torch.gradients import Gradients
-from psstore.torch.parameters import Trained
+from psstore.torch.parameters import Trained, by_ddp
 from psstore.torch.store_step import StoreStep
 from psstore.torch.training import Overflow, Training
 from psstore.torch.warnings import quoted, warn
@@ -287,8 +287,9 @@ class PromisedGradients(Gradients):
             )
 
     def _on_changed(self, edited: list[str], accumulated: list[str]) -> None:
+        names = [*edited, *accumulated]
         raise UsageError(
-            f"overlap='eager' has sent the gradient of {quoted([*edited, *accumulated])} already, and it was changed"
-            " since, by another backward pass or by hand; this round can't be completed. Put no_sync() around all"
+            f"overlap='eager' has sent the gradient of {quoted(names)} already, and it was changed since, by another"
+            f" backward pass or by hand; this round can't be completed.{by_ddp(names)} Put no_sync() around all"
             " backward passes of a step but the last, change no gradient, or leave overlap= out"
         )

@@ -23,6 +23,7 @@ from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.change_detection import CHECKED_ROUNDS, GradientSnapshot, GradientSnapshots, SentGradients, checksum
 from psstore.torch.early_pushes import EarlyPushes, hook, pushes_during_backward, remove
+from psstore.torch.parameters import by_ddp
 from psstore.torch.parts import is_dtensor
 from psstore.torch.warnings import quoted, warn
 
@@ -285,12 +286,12 @@ class Gradients(EarlyPushes):
         other workers' gradients would take no part in."""
         if edited and self._refuses_edits:
             raise UsageError(
-                f"gradients were changed after backward: {quoted(edited)}. The workers' gradients are averaged in the"
-                " store, after step() has sent them, so that this changes one worker's alone, where under DDP it would"
-                " change the average. To clip the norm, call torch.nn.utils.clip_grad_norm_ with all parameters, or"
-                " pass max_norm= to DistributedOptimizer. To change each worker's own gradients before they are"
-                " averaged, register a hook on the parameters, or pass overlap='none': they count as step() finds them"
-                " then (docs/pytorch.md, Clipping)"
+                f"gradients were changed after backward: {quoted(edited)}.{by_ddp(edited)} The workers' gradients are"
+                " averaged in the store, after step() has sent them, so that this changes one worker's alone, where"
+                " under DDP it would change the average. To clip the norm, call torch.nn.utils.clip_grad_norm_ with all"
+                " parameters, or pass max_norm= to DistributedOptimizer. To change each worker's own gradients before"
+                " they are averaged, register a hook on the parameters, or pass overlap='none': they count as step()"
+                " finds them then (docs/pytorch.md, Clipping)"
             )
         self._stop()
 

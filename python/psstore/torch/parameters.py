@@ -65,6 +65,10 @@ class Trained(NamedTuple):
         )
 
 
+FSDP_WRAPPER, DDP_WRAPPER = "_fsdp_wrapped_module", "module"
+"""What FullyShardedDataParallel and DistributedDataParallel put before the names of the module that they wrap."""
+
+
 class Names:
     """What parameters are called in the store. One with several names (tied weights) goes by the first."""
 
@@ -88,6 +92,7 @@ class Names:
                     " model.parameters()"
                 )
             name, parameter = uncompiled(pair[0]), pair[1]
+            check_tells_pieces(name)
             if self._owners.setdefault(name, parameter) is not parameter:
                 raise UsageError(
                     f"two parameters are named {name!r}; names must be unique: to train several models together,"
@@ -164,6 +169,26 @@ def _trained(name: str, parameter: torch.Tensor, group: int) -> Trained:
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether elements share memory, as expand() has them do, so that it can't be written."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def check_tells_pieces(name: str) -> None:
+    """Raises UsageError for a name that each process has another piece of the model by."""
+    if FSDP_WRAPPER in name:
+        raise UsageError(
+            f"{name!r} is of a FullyShardedDataParallel: each process has another piece of the model by that name, and"
+            " workers would take each other's. Use torch.distributed.fsdp.fully_shard, whose pieces say what they are,"
+            " or the model without it (docs/pytorch.md, 'Models of which each worker has a part')"
+        )
+
+
+def by_ddp(names: Iterable[str]) -> str:
+    """For messages: who may have changed the gradients of these parameters; '': nobody that is known."""
+    if not all(name.rpartition("/")[2].startswith(f"{DDP_WRAPPER}.") for name in names):
+        return ""
+    return (
+        " The names begin with 'module.', as DistributedDataParallel has them, which averages gradients as the store"
+        " does, after they were sent: make model and optimizer without it (docs/coming_from_ddp.md)."
+    )
 
 
 def check_storable(tensor: torch.Tensor, what: str) -> None:

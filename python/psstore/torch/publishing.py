@@ -12,7 +12,7 @@ import torch
 
 from psstore.client.store import Store
 from psstore.errors import UnknownTensor
-from psstore.torch.parameters import STORED_AS, as_stored, check_storable, mark_written
+from psstore.torch.parameters import STORED_AS, as_stored, check_storable, check_tells_pieces, mark_written
 from psstore.torch.parts import (
     TensorPart,
     assemble,
@@ -39,11 +39,11 @@ def publish(store: Store, named: Named, *, name: str = "", as_version: bool = Fa
     `as_version`: all parts at once, as one version of the store (`store.version` then), by `Store.publish`: every
     worker of the store calls it, and readers wait only where parts are cut otherwise than before.
 
-    Raises UsageError for a DTensor that is Partial and for complex or sparse tensors, RuleMismatch for tensors that a
-    DistributedOptimizer trains, or that were published the other way.
+    Raises UsageError for a DTensor that is Partial, for pieces of a FullyShardedDataParallel, which don't say that they
+    are, and for complex or sparse tensors, RuleMismatch for tensors that a DistributedOptimizer trains, or that were
+    published the other way.
     """
-    prefix = f"{name}/" if name else ""
-    ours = {prefix + one: tensor for one, tensor in named if is_first_of_copies(tensor)}
+    ours = {one: tensor for one, tensor in _by_name(named, name).items() if is_first_of_copies(tensor)}
     boxes = {whole: box_of(tensor) for whole, tensor in ours.items()}
     there = stored_parts(store.keys(), ours)
     names = {whole: box.name(whole) for whole, box in boxes.items()}
@@ -56,6 +56,15 @@ def publish(store: Store, named: Named, *, name: str = "", as_version: bool = Fa
         for stale in overlapping(there[whole], box).keys() - {names[whole]}:
             with suppress(UnknownTensor):  # another process has dropped it
                 store.drop(stale)
+
+
+def _by_name(named: Named, name: str) -> dict[str, torch.Tensor | TensorPart]:
+    """By the tensors' names in the store. Raises UsageError."""
+    prefix = f"{name}/" if name else ""
+    found = {prefix + one: tensor for one, tensor in named}
+    for one in found:
+        check_tells_pieces(one)
+    return found
 
 
 def _storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,8 +90,7 @@ def load(store: Store, named: Named, *, name: str = "") -> None:
     `named`, `name`: as of `publish`; the tensors' memory is written. Raises UnknownTensor if parts are missing,
     ShapeMismatch; tensors that come later are as they were.
     """
-    prefix = f"{name}/" if name else ""
-    ours = {prefix + one: tensor for one, tensor in named}
+    ours = _by_name(named, name)
     boxes = {whole: box_of(tensor) for whole, tensor in ours.items()}
     with store.snapshot() as view:
         found = by_range(boxes, store.keys(), view.pull_many)
