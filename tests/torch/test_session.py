@@ -255,6 +255,25 @@ def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(
     assert train(str(tmp_path / "taken back"), killed_at=[7, 10]) == undisturbed
 
 
+def test_going_back_to_a_checkpoint_without_what_a_worker_has_handed_in_is_said(tmp_path: Path) -> None:
+    def train(process: StoreProcess, one: Trainee) -> None:
+        is_killed = False
+        for step in session(one.optimizer, stop_at=4, state={"schedule": one.schedule}):
+            if step.number == 3 and not is_killed:
+                is_killed = True
+                with psstore.connect(process.url, role="client") as client:
+                    assert client.checkpoint(gather_s=0.0) == 2
+                os.kill(process.shard_pids()[0], signal.SIGKILL)
+            turn(one, step)
+
+    flags = ("--checkpoint", str(tmp_path), "--checkpoint-every", "1000000", "--restarts", "1")
+    with StoreProcess(*flags) as process, psstore.connect(process.url, wait_s=PATIENCE_S) as store:
+        one = trainee(store)
+        with pytest.warns(UserWarning, match=r"rank 0 has handed in is not there: its random .* stay as they are"):
+            train(process, one)
+        assert one.schedule.last_epoch == 5, "one step was taken twice"
+
+
 @pytest.mark.parametrize(("overlap", "clips"), [("none", True), ("backward", False), ("eager", False)])
 def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap: str, clips: bool) -> None:
     def train(numbers: Sequence[int], stop_at: int | None = None) -> list[Any]:

@@ -317,16 +317,19 @@ class TrainingSession:
         return handed.version == self.version or self.store.consistency.mode != "sync"
 
     def _put_back(self) -> None:
+        """Makes this worker what it was at the store's version, or says that it is not."""
         handed = self.store.handed_in()
-        if handed is None:
-            return
-        if self._goes_on_from(handed):
+        if handed is not None and self._goes_on_from(handed):
             worker_state.put_back(handed.state, self.optimizer, self._parts)
             _log.info("rank %s goes on from version %d", self.rank, handed.version)
-        else:
+        elif handed is not None or self._has_handed_in:
+            which = "not there" if handed is None else f"of version {handed.version}"
+            become = "begin anew"
+            if self._has_handed_in:
+                become = "stay as they are now, ahead of the weights: steps are not taken again to the same bytes"
             warn(
-                f"the store is at version {self.version}, and what rank {self.rank} has handed in is of version"
-                f" {handed.version}: its random states and schedulers begin anew"
+                f"the store is at version {self.version}, and what rank {self.rank} has handed in is {which}: its"
+                f" random states and schedulers {become}"
             )
 
     def _take_up(self, told: str) -> None:
