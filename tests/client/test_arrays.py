@@ -228,6 +228,45 @@ def test_a_tensor_without_an_element_for_each_number_is_refused(store: Store, ar
     assert_array_equal(store.pull("b"), np.ones(4, F32))
 
 
+@pytest.mark.parametrize(
+    "out",
+    [torch.zeros(1).expand(4), np.lib.stride_tricks.as_strided(np.zeros(1, F32), (4,), (0,))],
+    ids=["torch", "numpy"],
+)
+def test_memory_that_elements_share_is_not_received_into(store: Store, out: Any) -> None:
+    for _ in range(2):  # not where the pull is known either
+        with pytest.raises(BadArgument, match=r"out= is an expanded array of shape \(4,\), .* as its clone"):
+            store.pull("b", out=out)
+        store.pull("b", out=np.zeros(4, F32))
+
+
+def test_a_view_that_negates_is_sent_and_received_as_what_it_says(store: Store) -> None:
+    numbers = torch.zeros(4, dtype=torch.complex64)
+    view = numbers.conj().imag
+    assert view.is_neg()
+    assert_array_equal(store.pull("b", out=view).numpy(force=True), np.ones(4, F32))
+    assert numbers.imag.tolist() == [-1.0] * 4
+    with psstore.connect("local://") as other:
+        other.create("b", view)
+        assert_array_equal(other.pull("b"), np.ones(4, F32))
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_a_numpy_matrix_is_received_into(store: Store) -> None:
+    matrix = np.asmatrix(np.zeros((2, 3), F32))
+    assert store.pull("a", out=matrix) is matrix
+    assert_array_equal(matrix, np.ones((2, 3), F32))
+
+
+@pytest.mark.parametrize(
+    "value", ["4", [[1, 2], [3]], [None] * 4, [1j] * 4, {"b": 1}, [10**400] * 4, object()], ids=lambda one: type(one)
+)
+def test_what_is_not_made_of_numbers_is_refused(store: Store, value: Any) -> None:
+    with pytest.raises(BadArgument, match=r"is no array of numbers .*: expected a numpy array, a torch"):
+        store.push("b", value)
+    assert_array_equal(store.pull("b"), np.ones(4, F32))
+
+
 def test_a_known_pull_refuses_what_does_not_fit(store: Store) -> None:
     read_only = np.zeros((2, 3), F32)
     read_only.flags.writeable = False

@@ -7,7 +7,7 @@ on a CUDA device: see device/arrays.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -58,8 +58,9 @@ def source(value: Array, *, dtype: str) -> Source:
         if not tensor.is_cpu:
             _wait_for_device(tensor)
             tensor = tensor.cpu()
-        return Source(tuple(tensor.shape), torch_dtype(tensor.dtype), _torch_bytes(tensor.contiguous()))
-    array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=_numpy_dtype_for(value, dtype))
+        dense = tensor.resolve_neg().contiguous()
+        return Source(tuple(tensor.shape), torch_dtype(tensor.dtype), _torch_bytes(dense))
+    array = value if isinstance(value, np.ndarray) else _array_of(value, dtype)
     _check_unmasked(array)
     return Source(array.shape, _numpy_dtype(array), _numpy_bytes(np.ascontiguousarray(array)))
 
@@ -71,7 +72,8 @@ def target(out: Array) -> Target:
         tensor = out.detach()
         _check_dense(tensor)
         shape, dtype = tuple(tensor.shape), torch_dtype(tensor.dtype)
-        if tensor.is_cpu and tensor.is_contiguous():
+        check_apart(shape, tensor.stride())
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
             return Target(shape, dtype, _torch_bytes(tensor), out, None)
         aside = torch.empty(shape, dtype=tensor.dtype, device="cpu")
         return Target(shape, dtype, _torch_bytes(aside), out, lambda: _copy(aside, tensor))
@@ -82,6 +84,7 @@ def target(out: Array) -> Target:
     _check_unmasked(out)
     if not out.flags.writeable:
         raise BadArgument("out= is a read-only array; give one that can be written to")
+    check_apart(out.shape, out.strides)
     dtype = _numpy_dtype(out)
     if out.flags.c_contiguous and out.dtype.isnative:
         return Target(out.shape, dtype, _numpy_bytes(out), out, None)
@@ -95,6 +98,20 @@ def fresh(shape: tuple[int, ...], dtype: str) -> Target:
         raise BadArgument("numpy has no bfloat16; pull it into a torch tensor with out=, or pull float32")
     array = np.empty(shape, dtype=dtype)
     return Target(shape, dtype, _numpy_bytes(array), array, None)
+
+
+def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements share memory, as expand() and broadcast_to() have them do, so that they can't be written."""
+    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+
+
+def check_apart(shape: Sequence[int], strides: Sequence[int]) -> None:
+    """Raises BadArgument for memory that can't be received into."""
+    if is_expanded(shape, strides):
+        raise BadArgument(
+            f"out= is an expanded array of shape {tuple(shape)}, whose elements share memory: give one that has memory"
+            " for each, as its clone() or copy()"
+        )
 
 
 def sendable(dtype: str, *, convert: str) -> str:
@@ -123,9 +140,25 @@ def copied_into(data: Bytes, dtype: str, target: Target) -> None:
 # ---- numpy ----------------------------------------------------------------------------------------
 
 
-def _numpy_dtype_for(value: Array, dtype: str) -> str | None:
-    """Returns the dtype for a value that is no array; None for one that has a dtype of its own."""
-    return None if hasattr(value, "dtype") or hasattr(value, "__array__") else dtype
+def _array_of(value: Array, dtype: str) -> np.ndarray[Any, Any]:
+    """The array of what is none: in a dtype of its own, or else in this one. Raises BadArgument for what is not made of
+    numbers: numpy makes NaN of None, and a number of '1'."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise _no_numbers(value, str(error)) from None
+    if hasattr(value, "dtype") or hasattr(value, "__array__"):
+        return array
+    if array.dtype.kind not in "biuf":
+        raise _no_numbers(value, f"numpy makes {array.dtype.name} of it")
+    return array.astype(dtype)
+
+
+def _no_numbers(value: Array, why: str) -> BadArgument:
+    return BadArgument(
+        f"a value of type {type(value).__name__} is no array of numbers ({why}): expected a numpy array, a torch"
+        " tensor, a number, or lists of numbers, all of one length"
+    )
 
 
 def _numpy_dtype(array: np.ndarray[Any, Any]) -> str:
@@ -147,7 +180,7 @@ def _check_unmasked(array: np.ndarray[Any, Any]) -> None:
 
 def _numpy_bytes(array: np.ndarray[Any, Any]) -> Bytes:
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    return native.reshape(-1).view(np.uint8)
+    return np.asarray(native).reshape(-1).view(np.uint8)
 
 
 # ---- torch ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
+from psstore.client.arrays import is_expanded
 from psstore.errors import UsageError
 from psstore.torch.parts import box_of, is_dtensor, local_of
 from psstore.torch.warnings import dtype_name
@@ -134,7 +135,7 @@ class Names:
         if parameter.dtype not in STORED_AS:
             known = ", ".join(dtype_name(dtype) for dtype in STORED_AS)
             raise UsageError(f"parameter {name!r} has dtype {dtype_name(parameter.dtype)}; the store trains {known}")
-        if is_expanded(parameter):
+        if is_expanded(parameter.shape, parameter.stride()):
             raise UsageError(
                 f"parameter {name!r} is an expanded tensor, whose elements share memory, so that a step can't write"
                 " them: make it a parameter of its clone()"
@@ -164,11 +165,6 @@ def _trained(name: str, parameter: torch.Tensor, group: int) -> Trained:
     if not is_dtensor(type(parameter)):
         return Trained(name, parameter, group)
     return Trained(box_of(parameter).name(name), local_of(parameter), group, parameter)
-
-
-def is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, as expand() has them do, so that it can't be written."""
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def check_tells_pieces(name: str) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from psstore.client.arrays import is_expanded
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import local_initial_state
 from psstore.torch.param_groups import RULES, with_gradient_options
-from psstore.torch.parameters import Trained, gradient_name, is_expanded
+from psstore.torch.parameters import Trained, gradient_name
 from psstore.torch.training import Training, create_tensors
 from psstore.torch.warnings import quoted, warn
 
@@ -138,7 +139,7 @@ class WorkerStep(GradientStep):
 
 
 def _is_writable(gradient: torch.Tensor) -> bool:
-    return gradient.layout is torch.strided and not is_expanded(gradient)
+    return gradient.layout is torch.strided and not is_expanded(gradient.shape, gradient.stride())
 
 
 def check_lockstep(training: Training, what: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, Floats, sendable, torch_dtype
+from psstore.client.arrays import Array, Floats, check_apart, sendable, torch_dtype
 from psstore.errors import BadArgument
 from psstore.types import ITEM_BYTES
 
@@ -117,6 +117,7 @@ class _Look:
             stream = self._streams[tensor.device] = torch.cuda.current_stream(tensor.device).cuda_stream
         if not tensor.is_contiguous() or tensor.is_neg():
             if self._writable:
+                check_apart(tensor.shape, tensor.stride())
                 place = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 finish = _copying(torch, place, tensor)
             else:
