@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,6 +77,23 @@ def test_name_that_no_message_can_say_is_refused(store: Any) -> None:
         (lambda store: store.pull("w", if_newer_than=2**70), "if_newer_than is 1180591620717411303424; expected"),
         (lambda store: store.create("q", VALUE, group=2**70), "group is 1180591620717411303424; expected"),
         (lambda store: store.barrier(wait_s="long"), "wait_s is 'long'; expected a number"),
+        (lambda store: store.pull("w", wait_s=True), "wait_s is True; expected a number"),
+        (lambda store: store.create("q", VALUE, group=True), "group is True; expected an integer"),
+        (lambda store: store.pull_many("w"), "names is 'w'; expected several names, as in a list"),
+        (lambda store: store.pull_many(None), "names is None; expected several"),
+        (lambda store: store.pull_state(5), "names is 5; expected several"),
+        (lambda store: store.residuals("w"), "names is 'w'; expected several"),
+        (lambda store: store.commit(present="w"), "present is 'w'; expected several"),
+        (lambda store: store.push_many(5), "a int is given; expected tensors by name: a dict, or"),
+        (lambda store: store.push_many(["w"]), "a list is given; expected tensors by name"),
+        (lambda store: store.publish(None), "a NoneType is given; expected tensors by name"),
+        (lambda store: store.push("w", VALUE, codec=5), "codec is 5; expected a codec's name"),
+        (lambda store: store.push("w", VALUE, codec="int8", loss_scale=0), "loss_scale is 0; expected a finite number"),
+        (
+            lambda store: store.push("w", VALUE, loss_scale=math.nan),
+            "loss_scale is nan; expected a finite",
+        ),
+        (lambda store: store.push_many({"w": VALUE}, loss_scale="a"), "loss_scale is 'a'; expected a number"),
         (lambda store: store.commit(weight="a"), "weight is 'a'; expected a number"),
         (lambda store: store.commit(weight="1"), "weight is '1'; expected a number"),
         (lambda store: store.commit(weight=10**400), "weight is 10+; expected a number"),
@@ -117,6 +135,10 @@ def test_what_is_masked_is_refused(store: Any, call: Callable[[Any, Any], object
     with pytest.raises(BadArgument, match="masked"):
         call(store, np.ma.masked_array(VALUE, mask=[True, False, False, False]))
     store.push("w", np.ma.masked_array(VALUE))
+
+
+def test_names_may_come_from_an_iterator(store: Any) -> None:
+    assert len(store.pull_state(iter(["w"]))) == 1
 
 
 def test_hyper_parameter_that_no_message_can_say_is_refused(store: Any) -> None:

@@ -6,8 +6,9 @@ store would take a message of other types for a broken client's, and end the con
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def number(what: str, value: Any) -> float:
     if type(value) is float:
         return value
     try:
-        if not isinstance(value, (str, bytes)):
+        if not isinstance(value, (str, bytes, bool)):
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
@@ -58,7 +59,9 @@ def whole(what: str, value: Any) -> int:
     try:
         found = operator.index(value)
     except TypeError:
-        raise BadArgument(f"{what} is {value!r}; expected an integer") from None
+        found = None
+    if found is None or isinstance(value, bool):
+        raise BadArgument(f"{what} is {value!r}; expected an integer")
     if not -(1 << 63) <= found < 1 << 63:
         raise BadArgument(f"{what} is {found}; expected an integer of 64 bits")
     return found
@@ -77,6 +80,20 @@ def text(what: str, value: Any) -> str:
     if not is_text(value):
         raise BadArgument(f"{what} is {value!r}; expected text that UTF-8 can say")
     return value
+
+
+def several(what: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Several names; each is looked at where it is looked up."""
+    if not isinstance(given, (str, bytes)) and isinstance(given, Iterable):
+        return tuple(given)
+    raise BadArgument(f"{what} is {given!r}; expected several names, as in a list")
+
+
+def scale(what: str, value: Any) -> float:
+    found = number(what, value)
+    if not 0.0 < found < math.inf:
+        raise BadArgument(f"{what} is {found:g}; expected a finite number above 0")
+    return found
 
 
 def one_of(what: str, value: object, choices: Sequence[str]) -> None:

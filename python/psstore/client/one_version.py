@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from psstore.client.arguments import several
 from psstore.client.arrays import Array
 from psstore.client.context import Context
 from psstore.client.layout import OneVersion, Pull
@@ -86,7 +87,7 @@ class OneVersionReading:
         self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None, consistent: bool | None = None
     ) -> Borrowed:
         """What `Store.borrow` gives, until the debt is settled."""
-        layout = await self._borrowing.layout(names)
+        layout = await self._borrowing.layout(several("names", names))
 
         def borrow(hold: OneVersion | Hold | None) -> Coroutine[Any, Any, Borrowed]:
             return self._borrowing.borrow(debt, layout, wait_s, hold)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 
 from psstore.checkpoint.handed import Handed, pack_handed, unpack_handed
 from psstore.checkpoint.nested import Plain
-from psstore.client.arguments import number, one_of, text, version, whole
+from psstore.client.arguments import number, one_of, scale, several, text, version, whole
 from psstore.client.arrays import Array, Floats
 from psstore.client.compression.rows import KeptBack
 from psstore.client.context import Context
@@ -225,8 +225,8 @@ class Operations:
         TableFull, and NonFinite where the store refuses such values (docs/consistency.md): then neither it nor an
         earlier push to the table counts in this round's commit.
         """
-        scale = None if loss_scale is None else number("loss_scale", loss_scale)
-        await self.tables.push(name, ids, gradients, codec=codec, loss_scale=scale)
+        factor = None if loss_scale is None else scale("loss_scale", loss_scale)
+        await self.tables.push(name, ids, gradients, codec=codec, loss_scale=factor)
 
     async def pull_rows(
         self,
@@ -331,7 +331,8 @@ class Operations:
         tensor waits for its first value; raises NotInitialised if whoever created it does not send one within the
         store's `wait_s`.
         """
-        return self.writing.push(Push((name,), seen([value]), op, codec, loss_scale))
+        factor = None if loss_scale is None else scale("loss_scale", loss_scale)
+        return self.writing.push(Push((name,), seen([value]), op, codec, factor))
 
     def push_many(
         self,
@@ -343,8 +344,9 @@ class Operations:
     ) -> Coroutine[Any, Any, None]:
         """`push` for many tensors, packed into few frames. All are checked before anything is sent. `codec`: of all,
         or a mapping that names it for some."""
-        names, values = _columns(items)
-        return self.writing.push(Push(names, seen(values), op, codec, loss_scale))
+        chosen, values = _columns(items)
+        factor = None if loss_scale is None else scale("loss_scale", loss_scale)
+        return self.writing.push(Push(chosen, seen(values), op, codec, factor))
 
     def publish(
         self, items: Mapping[str, Array] | Iterable[tuple[str, Array]], *, wait_s: float | None = None
@@ -430,7 +432,7 @@ class Operations:
             weight=weight,
             loss_scale=loss_scale,
             non_finite=non_finite,
-            present=present,
+            present=None if present is None else several("present", present),
             average=average,
             early=early,
             max_norm=max_norm,
@@ -455,7 +457,7 @@ class Operations:
     async def residuals(self, names: Sequence[str]) -> dict[str, Floats]:
         """What the codecs of this worker's pushes lost so far, of the tensors that have any: for a checkpoint. Copies,
         as of the last round that is over, in units of gradients without a loss scale."""
-        return await self.context.coded.residuals(await self.context.schema.find(names))
+        return await self.context.coded.residuals(await self.context.schema.find(several("names", names)))
 
     async def set_residuals(self, values: Mapping[str, Array | None]) -> None:
         """Takes them over, as from a checkpoint, between rounds; None: the tensor has lost nothing. Raises
@@ -542,7 +544,7 @@ class Operations:
         for as long as it is read."""
         places = None if out is None else seen(list(out), writable=True)
         newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
-        asked = Pull(tuple(names), places, newer_than, dtype, codec, wait_s)
+        asked = Pull(several("names", names), places, newer_than, dtype, codec, wait_s)
         return self.one_version.pull(asked, consistent)
 
     async def newer(self, version: int, *, wait_s: float | None = None) -> None:
@@ -623,7 +625,7 @@ class Operations:
 
     async def pull_state(self, names: Sequence[str], *, wait_s: float | None = None) -> list[RuleState]:
         """What the update rules keep for these tensors: momenta and the like, and the number of steps taken."""
-        return await self.reading.pull_state(names, wait_s=wait_s)
+        return await self.reading.pull_state(several("names", names), wait_s=wait_s)
 
     async def restore(self, items: Mapping[str, Restored]) -> None:
         """Sets values and rule state of tensors that are trained, at once and exactly once, as from a checkpoint.
@@ -659,8 +661,13 @@ class Operations:
 
 
 def _columns(items: Mapping[str, Array] | Iterable[tuple[str, Array]]) -> tuple[tuple[str, ...], list[Array]]:
-    """Names and arrays."""
+    """Names and arrays. Raises BadArgument for what are no such pairs."""
     if isinstance(items, Mapping):
         return tuple(items), list(items.values())
-    pairs = list(items)
+    try:
+        pairs = [(name, value) for name, value in items]
+    except (TypeError, ValueError):
+        raise BadArgument(
+            f"a {type(items).__name__} is given; expected tensors by name: a dict, or (name, array) pairs"
+        ) from None
     return tuple([name for name, _ in pairs]), [value for _, value in pairs]

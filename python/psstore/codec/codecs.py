@@ -87,6 +87,8 @@ def codecs_for(chosen: Codecs | None, names: Sequence[str]) -> list[Codec | None
         return [None] * len(names)
     if isinstance(chosen, str):
         return [parse(chosen)] * len(names)
+    if not isinstance(chosen, Mapping):
+        raise BadArgument(f"codec is {chosen!r}; expected a codec's name, or a mapping that has it by tensor")
     return [parse(chosen.get(name, "none")) for name in names]
 
 
