@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, SupportsFloat
 
 import msgspec
 
@@ -333,7 +333,7 @@ def complete_hyper(rule: str, given: Mapping[str, float]) -> dict[str, float]:
     for name, value in given.items():
         if name not in known:
             raise BadHyper(f"rule {rule!r} has no hyper-parameter {name!r}; it has {', '.join(known) or 'none'}")
-        if not math.isfinite(value):
+        if not isinstance(value, SupportsFloat) or not math.isfinite(value):
             raise BadHyper(f"rule {rule!r}: {name} = {value!r} is not a finite number")
     return {**known, **{name: float(value) for name, value in given.items()}}
 

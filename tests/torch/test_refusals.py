@@ -28,7 +28,7 @@ from psstore.errors import (
     TensorExists,
     UsageError,
 )
-from psstore.torch import DistributedOptimizer
+from psstore.torch import DiLoCo, DistributedOptimizer, ElasticSampler
 from psstore.wire.messages import Exist
 from tests.torch.support import (
     DECOUPLED_ADAM,
@@ -48,6 +48,28 @@ MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 
 def linear() -> nn.Linear:
     return nn.Linear(2, 2)
+
+
+torch_: Any = psstore.torch
+"""As callers without a type checker see it."""
+
+
+class Makers:
+    """Makes what trains a model, as callers without a type checker may."""
+
+    def __init__(self, store: psstore.Store) -> None:
+        self.store = store
+        self.model = nn.BatchNorm1d(2)
+        self.inner = SGD(self.model.parameters(), lr=0.1)
+
+    def distributed(self, **options: Any) -> DistributedOptimizer:
+        return DistributedOptimizer(self.inner, self.store, self.model.named_parameters(), **options)
+
+    def learner(self, **options: Any) -> DiLoCo:
+        return DiLoCo(self.model, self.inner, self.store, **{"every": 4, "fragments": 2, **options})
+
+    def sampler(self, **options: Any) -> ElasticSampler:
+        return ElasticSampler(9, self.distributed(), **options)
 
 
 def trained(model: Odd, store: psstore.Store, *, steps: int = 1) -> Odd:
@@ -225,6 +247,64 @@ def test_gradients_of_which_processes_have_parts_are_refused(store: psstore.Stor
     model.weight.grad = mesh(torch.ones(2, 2))
     with pytest.raises(UsageError, match=r"the gradient of 'weight' is a DTensor"):
         outer.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda one: one.distributed(mode="average", every=2.5), r"every is 2\.5; expected an integer"),
+        (lambda one: one.distributed(mode="average", every=math.nan), "every is nan; expected an integer"),
+        (lambda one: one.distributed(mode="average", every=True), "every is True; expected an integer"),
+        (lambda one: one.distributed(max_norm="1"), "max_norm is '1'; expected a number"),
+        (lambda one: one.distributed(max_norm=True), "max_norm is True; expected a number"),
+        (lambda one: one.distributed(name=5), "name is 5; expected a string"),
+        (lambda one: one.distributed(named_buffers=one.model.buffers()), r"pass model\.named_buffers\(\), not"),
+        (lambda one: one.distributed(named_buffers=5), r"named_buffers must yield pairs of a name and a tensor"),
+        (lambda one: DistributedOptimizer(one.inner, one.store, one.model), r"named_parameters must yield pairs"),
+        (lambda one: setattr(one.distributed(), "weight", "a"), "weight is 'a'; expected a number"),
+        (lambda one: one.distributed().clip_grad_norm_(None), "max_norm is None; expected a number"),
+        (lambda one: one.distributed().expect_loss_scale(0), "loss_scale is 0; expected a finite number above 0"),
+        (lambda one: one.learner(every=2.5), r"every is 2\.5; expected an integer"),
+        (lambda one: one.learner(fragments=True), "fragments is True; expected an integer"),
+        (lambda one: one.learner(delay=1.5), r"delay is 1\.5; expected an integer"),
+        (lambda one: one.learner(merge=None), "merge is None; expected a number"),
+        (lambda one: one.learner(weight="some"), "weight is 'some'; expected a number, or 'tokens'"),
+        (lambda one: one.sampler(batch_size=2.5), r"batch_size is 2\.5; expected an integer"),
+        (lambda one: one.sampler(batch_size=True), "batch_size is True; expected an integer"),
+        (lambda one: one.sampler(batch_size=-1), "batch_size -1.*at least 1"),
+        (lambda one: one.sampler(target_batch="8"), "target_batch is '8'; expected an integer"),
+        (lambda one: one.sampler(batch_size=1, seed=-1), "seed is -1; expected an integer from 0 on"),
+        (lambda one: one.sampler(batch_size=1, version=-1), "version is -1; expected a version"),
+        (
+            lambda one: torch_.ElasticSampler(2.5, one.distributed(), batch_size=1),
+            r"dataset is 2\.5; expected",
+        ),
+        (
+            lambda one: torch_.ElasticSampler(9, one.inner, batch_size=1),
+            "a SGD is no psstore.torch",
+        ),
+        (lambda one: torch_.Embedding("rows", 2, "local://"), r"a str is no store that blocks"),
+        (
+            lambda one: torch_.Embedding("rows", 2, one.store, padding_idx=1.5),
+            r"padding_idx is 1\.5; expected",
+        ),
+        (lambda one: torch_.Embedding("rows", 2, one.store, lr="a"), "lr = 'a' is not a finite number"),
+        (
+            lambda one: torch_.Embedding("rows", 2, one.store, rule="adam", betas=0.9),
+            r"betas is 0\.9; expected two",
+        ),
+        (lambda one: torch_.Compression(push=None), "push is None, and pull 'none'; expected names of codecs"),
+        (lambda one: torch_.Compression(min_elems=2.5), r"min_elems is 2\.5; expected a number of elements"),
+        (lambda one: torch_.DelayedNesterov(one.model.parameters(), every="a"), "every is 'a'; expected a number"),
+        (lambda one: torch_.hooks.SummaryHook("nowhere", every=0), "every is 0; .*expected 1 or more"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_arguments_of_the_wrong_kind_are_named(
+    store: psstore.Store, make: Callable[[Makers], object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        make(Makers(store))
 
 
 def test_pieces_that_do_not_say_what_they_are_of_are_refused(store: psstore.Store) -> None:

@@ -843,7 +843,14 @@ def refused(store: Store, **options: Any) -> TrainingSession:
         ({"stop_at": 2.5}, "stop_at is 2.5"),
         ({"state": {"plain": {"a": 1}}}, "'plain' is a dict, which has no state_dict"),
         ({"checkpoint": "often"}, "checkpoint is 'often'"),
+        ({"stop_at": True}, "stop_at is True; expected an integer"),
+        ({"state": [1]}, "state is a list; expected"),
+        ({"checkpoint": 5}, "checkpoint is 5; expected decisions, as 500"),
         ({"checkpoint_to": "/x"}, "how often"),
+        ({"hooks": Hook()}, "hooks is .*; expected a list of instances of psstore.torch.Hook"),
+        ({"hooks": [Hook]}, "hooks is .*; expected a list of instances"),
+        ({"log_every_s": "a"}, "log_every_s is 'a'; expected a number"),
+        ({"log_every_s": -1}, "log_every_s is -1; expected seconds from 0 on"),
     ],
 )
 def test_what_can_not_be_is_refused_at_once(store: Store, options: dict[str, Any], message: str) -> None:

@@ -25,7 +25,8 @@ class CheckpointInterval(Struct, frozen=True, kw_only=True):
 
 def parse_interval(what: str, text: str) -> CheckpointInterval:
     """The interval of '500' or '60s'. Raises BadArgument that names `what`."""
-    number, is_time = (text[:-1], True) if text.endswith("s") else (text, False)
+    given = text if isinstance(text, str) else ""
+    number, is_time = (given[:-1], True) if given.endswith("s") else (given, False)
     try:
         value = float(number) if is_time else int(number)
     except ValueError:

@@ -35,7 +35,7 @@ from psstore.client.tables import Ids, Tables
 from psstore.client.writing import Creating, Writing
 from psstore.client.zero_copy import Borrowing
 from psstore.codec.codecs import Codecs
-from psstore.errors import NonFinite
+from psstore.errors import BadArgument, NonFinite
 from psstore.protocol.client import Client
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist

@@ -29,6 +29,10 @@ class Compression:
     min_elems: int = MIN_ELEMS
 
     def __post_init__(self) -> None:
+        if not isinstance(self.push, str) or not isinstance(self.pull, str):
+            raise BadArgument(f"push is {self.push!r}, and pull {self.pull!r}; expected names of codecs, as 'int8'")
+        if not isinstance(self.min_elems, int) or isinstance(self.min_elems, bool) or self.min_elems < 0:
+            raise BadArgument(f"min_elems is {self.min_elems!r}; expected a number of elements, from 0 on")
         parse(self.push)
         pull = parse(self.pull)
         if pull is not None and not pull.pulls:

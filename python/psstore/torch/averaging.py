@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from psstore.client.arguments import whole
 from psstore.errors import RuleMismatch, UsageError
 from psstore.torch.exchange import Exchange
 from psstore.torch.learner_processes import LearnerProcesses
@@ -33,7 +34,7 @@ from psstore.types import REDUCED_GROUP, TensorSpec
 
 def select_averaging(training: Training, *, every: int) -> StepStrategy:
     """The step strategy that averages, after `every` steps. Raises UsageError for what can't be averaged."""
-    if every < 1:
+    if whole("every", every) < 1:
         raise UsageError(f"every is {every}; the parameters are averaged after so many steps: at least 1")
     if not training.average:
         raise UsageError("mode='average' averages, so average=False can't be had with it")

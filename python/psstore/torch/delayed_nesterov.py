@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from psstore import _core
+from psstore.client.arguments import number
 
 
 class DelayedNesterov(torch.optim.Optimizer):
@@ -32,14 +33,14 @@ class DelayedNesterov(torch.optim.Optimizer):
         activation: share of the momentum that each step in between has of it, at most 1 / every; what is left of it
             comes with the momentum's own step. The paper's c, which is 0 there.
 
-    Raises BadHyper for what is out of these ranges.
+    Raises BadHyper for what is out of these ranges, BadArgument for what is no number.
     """
 
     def __init__(
         self, params: ParamsT, lr: float = 0.7, momentum: float = 0.9, every: int = 4, activation: float = 0.0
     ) -> None:
         given = {"lr": lr, "momentum": momentum, "every": every, "activation": activation}
-        numbers = {name: float(value) for name, value in given.items()}
+        numbers = {name: number(name, value) for name, value in given.items()}
         _core.check_hyper(_core.RULES["delayed_nesterov"], numbers, _core.DTYPES["float64"])
         super().__init__(params, given)
 

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from psstore.errors import NotAWorker, UsageError
+from psstore.client import arguments
+from psstore.client.arguments import whole
+from psstore.errors import BadArgument, NotAWorker, UsageError
 from psstore.protocol.decisions import MIN_WEIGHT
 from psstore.protocol.shares import Shares
 from psstore.torch.optimizer import DistributedOptimizer
@@ -49,6 +51,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         """`dataset`: its size counts. `batch_size`: samples of each worker in a step; `target_batch`: of all of them
         together, instead, however many they are. `seed`: of the order, alike on every worker. `version`: the store's
         before the first epoch. Raises BadArgument, UsageError, NotAWorker."""
+        if not isinstance(optimizer, DistributedOptimizer):
+            raise UsageError(f"a {type(optimizer).__qualname__} is no psstore.torch.DistributedOptimizer")
         store = optimizer.store
         if store.rank is None:
             raise NotAWorker("this store is not a worker's: connect without role=")
@@ -57,11 +61,17 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
                 "ElasticSampler gives out a step's samples when the step before is decided, by all workers: it needs"
                 " mode 'sync', and no overlap='eager'"
             )
-        self._num_samples = dataset if isinstance(dataset, int) else len(dataset)
+        self._num_samples = len(dataset) if isinstance(dataset, Sized) else whole("dataset", dataset)
         self._optimizer = optimizer
         self._shuffle = shuffle
-        self._seed = seed
-        self._asked = (batch_size, target_batch, version)
+        self._seed = whole("seed", seed)
+        if self._seed < 0:
+            raise BadArgument(f"seed is {seed}; expected an integer from 0 on")
+        self._asked = (
+            None if batch_size is None else whole("batch_size", batch_size),
+            None if target_batch is None else whole("target_batch", target_batch),
+            arguments.version("version", version),
+        )
         self._shares = self._begin()
         self._given_at = -1
         """The version at which the last batch was given."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from psstore.checkpoint.hash_pool import room_for_thread
 from psstore.checkpoint.interval import CheckpointInterval
+from psstore.client.arguments import whole
 from psstore.errors import AvailabilityError, BadArgument, PsstoreError, RolledBack, StorageError, StorageFailed
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class SummaryHook(Hook):
     """Writes what rank 0's steps report, by version, for TensorBoard."""
 
     def __init__(self, folder: str, *, every: int = 1) -> None:
-        """Raises ModuleNotFoundError if TensorBoard is not installed."""
+        """Raises ModuleNotFoundError if TensorBoard is not installed, BadArgument."""
+        if whole("every", every) < 1:
+            raise BadArgument(f"every is {every}; versions are written that it divides: expected 1 or more")
         from torch.utils.tensorboard import SummaryWriter
 
         self._make = SummaryWriter

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from psstore.client import arguments
 from psstore.client.rounds import CommitResult
 from psstore.client.rule_state import Restored
 from psstore.errors import UsageError
@@ -52,6 +53,8 @@ class Learning:
 
     def check(self) -> None:
         """Raises UsageError."""
+        for what, steps in (("every", self.every), ("fragments", self.fragments), ("delay", self.delay)):
+            arguments.whole(what, steps)
         if not 1 <= self.fragments <= self.every:
             raise UsageError(
                 f"every is {self.every} and fragments {self.fragments}; each fragment has a round in so many steps, and"
@@ -62,9 +65,11 @@ class Learning:
                 f"delay is {self.delay}; a round's values are there before the next round begins:"
                 f" expected 0 to every/fragments, which is {self.every // self.fragments}"
             )
-        if not 0.0 < self.merge <= 1.0:
+        if not 0.0 < arguments.number("merge", self.merge) <= 1.0:
             raise UsageError(f"merge is {self.merge}; it is the share of the new values: more than 0, and at most 1")
-        if isinstance(self.weight, str) and self.weight != "tokens":
+        if not isinstance(self.weight, str):
+            arguments.number("weight", self.weight)
+        elif self.weight != "tokens":
             raise UsageError(f"weight is {self.weight!r}; expected a number, or 'tokens'")
         if not has_rule(self.outer):
             raise UsageError(f"the store has no rule for {type(self.outer).__qualname__}, and takes the outer step")

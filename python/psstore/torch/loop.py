@@ -15,6 +15,7 @@ import torch
 
 from psstore.checkpoint.handed import Handed
 from psstore.checkpoint.interval import parse_interval
+from psstore.client.arguments import number, version
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, OutOfMemory, PsstoreError, RolledBack, UsageError, WorkerLost
 from psstore.protocol.stops import NEVER
@@ -79,12 +80,15 @@ def session(
     Raises BadArgument for what can't be handed in, ModuleNotFoundError for summaries without TensorBoard.
     """
     distributed = unwrapped(optimizer)
-    if stop_at is not None and (not isinstance(stop_at, int) or stop_at < 0):
-        raise BadArgument(f"stop_at is {stop_at!r}; expected a version, 0 or more")
+    if stop_at is not None:
+        stop_at = version("stop_at", stop_at)
+    if log_every_s is not None and number("log_every_s", log_every_s) < 0.0:
+        raise BadArgument(f"log_every_s is {log_every_s}; expected seconds from 0 on, or None")
     if checkpoint_to is not None and checkpoint is None:
         raise BadArgument("checkpoint_to says where; checkpoint= has to say how often")
-    parts = dict(state or {})
-    worker_state.check_parts(parts)
+    parts = worker_state.checked_parts(state or {})
+    if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
+        raise BadArgument(f"hooks is {hooks!r}; expected a list of instances of psstore.torch.Hook")
     chosen: list[Hook] = list(hooks)
     if stop_on_nan:
         chosen.append(NanHook())

@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, get_args, overload
 
 import torch
 
+from psstore.client.arguments import number, scale, text
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import NotAWorker, RolledBack, UsageError
@@ -30,7 +31,7 @@ from psstore.torch.graphs import outside_of_graphs
 from psstore.torch.local_step import LocalStep
 from psstore.torch.optimizer_state import PROGRESS_KEY, RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
-from psstore.torch.parameters import Names
+from psstore.torch.parameters import Names, named_tensors
 from psstore.torch.part_tensors import check_trains_parts, take_gradients
 from psstore.torch.store_step import StoreStep
 from psstore.torch.table_gradients import TableGradients
@@ -134,8 +135,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
         check_arguments(optimizer, store, overlap=overlap, mode=mode, exist=exist)
-        if max_norm is not None and not max_norm >= 0.0:
+        if max_norm is not None and not number("max_norm", max_norm) >= 0.0:
             raise UsageError(f"max_norm is {max_norm}; it must be a number that is not negative, or None")
+        name = text("name", name)
         self.optimizer = optimizer
         """The wrapped optimizer."""
         self.checkpoint_state: dict[str, Any] = {}
@@ -165,7 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             first_group=zlib.crc32(name.encode()) & ~0xFF if name else 0,
         )
         self._mode, self._every = mode, every
-        self._make_buffers = partial(Buffers, named=list(named_buffers), prefix=prefix)
+        self._make_buffers = partial(Buffers, named=named_tensors("buffers", named_buffers), prefix=prefix)
         self._has_stepped = False
         """Whether a step was asked for."""
         self._attach(exist=exist)
@@ -377,7 +379,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._bearing_rollbacks():
             self._training.add_newcomers(self._strategy)
             take_gradients(self._training)
-            norm = self._clip(min(float(max_norm), math.inf if self.max_norm is None else self.max_norm))
+            norm = self._clip(min(number("max_norm", max_norm), math.inf if self.max_norm is None else self.max_norm))
         if error_if_nonfinite and not norm.isfinite():
             self.step()
             raise RuntimeError(f"the norm of the gradients is {norm.item()}; the step was skipped, by all workers")
@@ -411,7 +413,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def weight(self, weight: float) -> None:
         if self._training.has_parts and weight != 1.0:
             raise UsageError(f"weight is {weight}, and of parts of tensors there is one gradient, and no mean")
-        self._training.weight = float(weight)
+        self._training.weight = number("weight", weight)
 
     @property
     def store(self) -> Store:
@@ -451,7 +453,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def expect_loss_scale(self, loss_scale: float) -> None:
         """The gradients of the next backward pass will be so many times the real ones: a GradScaler's `update()` tells,
         so that what codecs kept back is brought to that scale."""
-        self._strategy.expect_loss_scale(loss_scale)
+        self._strategy.expect_loss_scale(scale("loss_scale", loss_scale))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate gradients; nothing is sent."""

@@ -98,7 +98,10 @@ def row_group(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
     BadHyper for one that the rule has not."""
     named = dict(given)
     if "betas" in named and "beta1" in ROW_HYPER_DEFAULTS[rule]:
-        named["beta1"], named["beta2"] = named.pop("betas")
+        try:
+            named["beta1"], named["beta2"] = named.pop("betas")
+        except (TypeError, ValueError):
+            raise BadHyper(f"betas is {given['betas']!r}; expected two numbers, as (0.9, 0.999)") from None
     group: dict[str, Any] = complete_hyper(rule, named)
     if "beta1" in group:
         group["betas"] = (group.pop("beta1"), group.pop("beta2"))

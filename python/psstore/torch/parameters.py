@@ -70,6 +70,17 @@ FSDP_WRAPPER, DDP_WRAPPER = "_fsdp_wrapped_module", "module"
 """What FullyShardedDataParallel and DistributedDataParallel put before the names of the module that they wrap."""
 
 
+def named_tensors(what: str, named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """What a model names. Raises UsageError for what is not that."""
+    pairs = list(named) if isinstance(named, Iterable) else [named]
+    for one in pairs:
+        if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and torch.is_tensor(one[1])):
+            raise UsageError(
+                f"named_{what} must yield pairs of a name and a tensor: pass model.named_{what}(), not model.{what}()"
+            )
+    return pairs
+
+
 class Names:
     """What parameters are called in the store. One with several names (tied weights) goes by the first."""
 
@@ -86,13 +97,8 @@ class Names:
 
     def learn(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises UsageError for what are no (name, parameter) pairs, or two parameters of one name."""
-        for pair in named:
-            if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-                raise UsageError(
-                    "named_parameters must yield (name, parameter) pairs: pass model.named_parameters(), not"
-                    " model.parameters()"
-                )
-            name, parameter = uncompiled(pair[0]), pair[1]
+        for given, parameter in named_tensors("parameters", named):
+            name = uncompiled(given)
             check_tells_pieces(name)
             if self._owners.setdefault(name, parameter) is not parameter:
                 raise UsageError(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from psstore.client.arguments import whole
 from psstore.client.store import Store
 from psstore.client.tables import RULES, row_encoding
 from psstore.codec.compression import Compression
@@ -130,7 +131,11 @@ class TableModule(torch.nn.Module):
         **hypers: Hyper,
     ) -> None:
         super().__init__()
-        if padding_idx is not None and padding_idx < 0:
+        if not isinstance(store, Store):
+            raise UsageError(
+                f"a {type(store).__qualname__} is no store that blocks: pass what psstore.connect() returned"
+            )
+        if padding_idx is not None and whole("padding_idx", padding_idx) < 0:
             raise UsageError(
                 f"padding_idx of table {name!r} is {padding_idx}, and a table has no end to count from: give the id"
             )

@@ -30,14 +30,19 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
 
 
-def check_parts(parts: Mapping[str, Stateful]) -> None:
-    """Raises BadArgument for what has no state that could be handed in."""
+def checked_parts(parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
+    """The parts. Raises BadArgument for what has no state that could be handed in."""
+    if not isinstance(parts, Mapping):
+        raise BadArgument(
+            f"state is a {type(parts).__qualname__}; expected by name what has a state_dict(), as in a dict"
+        )
     for name, part in parts.items():
         if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
             raise BadArgument(
                 f"state: {name!r} is a {type(part).__qualname__}, which has no state_dict() and load_state_dict();"
                 " plain data goes into optimizer.checkpoint_state"
             )
+    return dict(parts)
 
 
 def collect(
