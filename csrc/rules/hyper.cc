@@ -151,11 +151,12 @@ void check_delayed_nesterov(const Schema& schema, const Hyper& hyper) {
     refuse(schema, "momentum",
            "is " + std::to_string(hyper.momentum) + "; expected more than 0 and less than 1");
   }
-  if (hyper.every < 1 || hyper.every != std::floor(hyper.every)) {
-    refuse(
-        schema, "every",
-        "is " + std::to_string(hyper.every) +
-            "; so many gradients make a step of the momentum: expected a whole number from 1 on");
+  // Steps are counted in as many bits, schema.cc.
+  if (hyper.every < 1 || hyper.every > 0x1p53 || hyper.every != std::floor(hyper.every)) {
+    refuse(schema, "every",
+           "is " + std::to_string(hyper.every) +
+               "; so many gradients make a step of the momentum: expected a whole number from 1 to"
+               " 2^53");
   }
   if (hyper.activation * hyper.every > 1) {
     refuse(schema, "activation",

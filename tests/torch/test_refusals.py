@@ -296,6 +296,7 @@ def test_gradients_of_which_processes_have_parts_are_refused(store: psstore.Stor
         (lambda one: torch_.Compression(push=None), "push is None, and pull 'none'; expected names of codecs"),
         (lambda one: torch_.Compression(min_elems=2.5), r"min_elems is 2\.5; expected a number of elements"),
         (lambda one: torch_.DelayedNesterov(one.model.parameters(), every="a"), "every is 'a'; expected a number"),
+        (lambda one: torch_.DelayedNesterov(one.model.parameters(), every=2**64), r"'every' is 1.*from 1 to 2\^53"),
         (lambda one: torch_.hooks.SummaryHook("nowhere", every=0), "every is 0; .*expected 1 or more"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
