@@ -587,6 +587,24 @@ def test_a_learner_of_another_scheme_of_turns_is_refused(monkeypatch: pytest.Mon
             DiLoCo(second, ADAMW(second.parameters()), other)
 
 
+def test_a_decay_of_the_outer_optimizer_that_is_decoupled_later_is_refused() -> None:
+    """It is another rule, and the store goes on by the one that its tensors have."""
+    model = Odd(seed=0)
+    outer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    if "decoupled_weight_decay" not in outer.defaults:
+        pytest.skip("this torch has no such flag")
+    with psstore.connect("local://") as store:
+        optimizer = DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), store, every=1, fragments=1, outer=outer)
+        backward(model, torch.ones(2, 5))
+        optimizer.step()
+        outer.param_groups[0]["decoupled_weight_decay"] = False
+        with pytest.raises(UsageError, match="group has decoupled_weight_decay=False, and had True"):
+            optimizer.step()
+        outer.param_groups[0]["decoupled_weight_decay"] = True
+        optimizer.step()
+        assert store.version == 2
+
+
 def test_another_outer_optimizer_is_refused() -> None:
     first, second = Odd(), Odd(seed=1)
     with psstore.LocalStore(workers=2) as local, local.connect(rank=0) as store, local.connect(rank=1) as other:

@@ -27,7 +27,15 @@ from psstore.torch.fragments import Fragment, cut
 from psstore.torch.gradient_step import Hypers
 from psstore.torch.learner_processes import LearnerProcesses, SharedTensor
 from psstore.torch.local_step import LocalStep
-from psstore.torch.param_groups import GradientOptions, check_hyper, has_rule, hyper_of, rule_of, with_gradient_options
+from psstore.torch.param_groups import (
+    GradientOptions,
+    check_hyper,
+    check_rule_stays,
+    has_rule,
+    hyper_of,
+    rule_of,
+    with_gradient_options,
+)
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.turns import SCHEME, fragment_of, fragments_since
@@ -138,6 +146,8 @@ class LearnerStep(LocalStep):
         """The last decision whose values are merged."""
         self._round: Round | None = None
         self._options = GradientOptions.of(learning.outer.param_groups[0])
+        self._rule = learning.rule
+        """The rule that the store's tensors have for good."""
         self._owners: dict[str, torch.Tensor] = {}
         """The parameters, by the whole tensors' names."""
         self._smallest = ""
@@ -272,7 +282,9 @@ class LearnerStep(LocalStep):
     def _contribution(self, fragment: Fragment) -> list[torch.Tensor]:
         """This worker's pseudo-gradients. Raises UsageError, also where the outer optimizer's group has changed what
         the store's tensors have for good."""
-        self._options.check_stays(self._learning.outer.param_groups[0], "the outer optimizer's group")
+        outer = self._learning.outer.param_groups[0]
+        self._options.check_stays(outer, "the outer optimizer's group")
+        check_rule_stays(self._rule, self._learning.outer, outer, "the outer optimizer's group")
         return fragment.pseudo_gradient()
 
     def _merge_if_due(self, step: float) -> bool:

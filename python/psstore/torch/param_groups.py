@@ -84,6 +84,18 @@ def rule_of(optimizer: torch.optim.Optimizer, group: ParamGroup) -> str:
     return "adamw" if group.get("decoupled_weight_decay", usual) else "adam"
 
 
+def check_rule_stays(rule: str, optimizer: torch.optim.Optimizer, group: ParamGroup, what: str) -> None:
+    """Raises UsageError if the optimizer would take another step by now than by the rule that the store has for good
+    of the group's tensors, which `what` names: Adam's and AdamW's are alike as long as nothing decays."""
+    now = rule_of(optimizer, group)
+    if now != rule and group.get("weight_decay"):
+        raise UsageError(
+            f"{what} has decoupled_weight_decay={now == 'adamw'}, and had {rule == 'adamw'} when its parameters came to"
+            f" be trained, whose rule in the store is {rule!r} for good: set it back, or make the optimizer anew with"
+            " exist='overwrite', which begins without the rule's state"
+        )
+
+
 def check_hyper(rule: str, hyper: Mapping[str, float], *, group: int, dtypes: Collection[torch.dtype]) -> None:
     """Raises BadHyper for what the store would refuse of a parameter group, whose parameters have these dtypes."""
     narrowest = "float64" if set(dtypes) == {torch.float64} else "float32"

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from psstore.errors import UsageError
 from psstore.torch.change_detection import ExternalUpdates
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
-from psstore.torch.param_groups import check_hyper, hyper_of, rule_of, with_gradient_options
+from psstore.torch.param_groups import check_hyper, check_rule_stays, hyper_of, rule_of, with_gradient_options
 from psstore.torch.parameters import Trained, mark_written
 from psstore.torch.part_tensors import create_parts
 from psstore.torch.training import Training, create_tensors, split_trained
@@ -112,27 +111,14 @@ class StoreStep(GradientStep):
         groups = training.optimizer.param_groups
         found = {}
         for index in sorted(training.trained_groups):
-            rule = self._rule(index)
+            rule = self._rules[index]
+            check_rule_stays(rule, training.optimizer, groups[index], f"parameter group {index}")
             hyper = found[training.first_group + index] = hyper_of(rule, groups[index])
             if hyper != self._checked.get(index):
                 dtypes = {one.parameter.dtype for one in training.trained if one.group == index}
                 check_hyper(rule, hyper, group=index, dtypes=dtypes)
                 self._checked[index] = hyper
         return found
-
-    def _rule(self, index: int) -> str:
-        """The rule of the group's tensors in the store. Raises UsageError if the optimizer would take another step by
-        now: Adam's and AdamW's are alike as long as nothing decays."""
-        optimizer, rule = self._training.optimizer, self._rules[index]
-        group = optimizer.param_groups[index]
-        now = rule_of(optimizer, group)
-        if now != rule and group.get("weight_decay"):
-            raise UsageError(
-                f"parameter group {index} has decoupled_weight_decay={now == 'adamw'}, and had {rule == 'adamw'} when"
-                f" its parameters came to be trained, whose rule in the store is {rule!r} for good: set it back, or"
-                " make the optimizer anew with exist='overwrite', which begins without the rule's state"
-            )
-        return rule
 
     def _pull(
         self,
