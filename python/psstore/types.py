@@ -167,6 +167,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
         encoded = self.name.encode("utf-8", "surrogatepass")
         if not 0 < len(encoded) <= MAX_NAME_BYTES or not self.name.isprintable():
             raise BadArgument(f"tensor name {self.name[:80]!r}: expected 1 to {MAX_NAME_BYTES} bytes of printable text")
+        if self.name == "__metadata__":
+            raise BadArgument(f"tensor name {self.name!r}: files of safetensors have it for what is no tensor")
         if self.rows is None and self.dtype not in MASTER_DTYPES:
             raise BadArgument(
                 f"tensor {self.name!r}: dtype {self.dtype!r} can't be stored; use one of {', '.join(MASTER_DTYPES)}"

@@ -102,6 +102,7 @@ def test_name_that_no_message_can_say_is_refused(store: Any) -> None:
         (lambda store: store.create("q", VALUE, group="x"), "group is 'x'; expected an integer"),
         (lambda store: store.create("q", VALUE, group=1.0), r"group is 1\.0; expected an integer"),
         (lambda store: store.create("q", VALUE, exist="foo"), "exist is 'foo'; expected 'match', 'error', 'overwrite'"),
+        (lambda store: store.create("__metadata__", VALUE), "'__metadata__': files of safetensors have it for"),
         (lambda store: store.create("q", shape="abc"), "shape is 'abc'; expected integers"),
         (lambda store: store.create("q", shape=4), "shape is 4; expected integers"),
         (lambda store: store.create("q", shape=(7 / 2, 4)), r"shape is \(3\.5, 4\); expected integers"),
