@@ -270,7 +270,7 @@ def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[T
             f"the checkpoint of version {store.restored} that the store began with has not trained"
             f" {quoted([one.name for one in begun])}: they begin with the values given here. What it has is in"
             " store.keys(): if the model has other names now, give it those, and for an optimizer that had a name, pass"
-            " name="
+            " name=. What nobody trains any more stays in the store and its checkpoints until store.drop(NAME)"
         )
     return begun, before
 
