@@ -42,13 +42,15 @@ def test_it_says_how_a_store_is(tmp_path: Path) -> None:
             store.checkpoint()
             lines = status(process.url)[1].splitlines()
             code, text = status(process.url, "--json")
+    assert lines[1] == "workers     rank 0 trains; rank 1 has left (of 2)"
     assert lines[-1] == "table items: 3 rows, 0.0 MiB; 0 evicted, 0 refused"
     told = json.loads(text)
     shards, workers, checkpoint = told.pop("shards"), told.pop("workers"), told.pop("checkpoint")
     transfers = told.pop("transfers")
     assert told == {
-        "mode": "sync", "num_workers": 2, "version": 1, "tensors": 2, "live": [0], "lost": [], "left": [1],
-        "absent": [], "staleness": {"0": 2}, "commits_waiting": 0, "waited_for": "", "torn": "", "restored": None,
+        "mode": "sync", "num_workers": 2, "fewest": None, "version": 1, "tensors": 2,
+        "live": [0], "lost": [], "left": [1], "absent": [],
+        "staleness": {"0": 2}, "commits_waiting": 0, "waited_for": "", "torn": "", "restored": None,
         "tables": [{"name": "items", "rows": 3, "row_bytes": 72, "rows_evicted": 0, "rows_refused": 0}],
     }  # fmt: skip
     assert [(one["rank"], one["clock"], one["ahead"]) for one in workers] == [(0, 1, 0)]
@@ -57,6 +59,13 @@ def test_it_says_how_a_store_is(tmp_path: Path) -> None:
     assert [(one["rank"], one["shard"]) for one in transfers] == [(0, 0), (0, 1)]
     assert sum(one["pushed_bytes"] for one in transfers) == 4 * 600_000 + 3 * 16
     assert sum(shard["received_bytes"] for shard in shards) == 2 * (4 * 600_000 + 3 * 16)
+
+
+def test_it_says_who_is_there_where_workers_come_and_go() -> None:
+    with StoreProcess("--workers", "1:3") as process:
+        assert "none has joined (of 1 to 3 that come and go)" in status(process.url)[1]
+        with psstore.connect(process.url, rank=0), psstore.connect(process.url, role="client"):
+            assert status(process.url)[1].splitlines()[1] == "workers     rank 0 trains (of 1 to 3 that come and go)"
 
 
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:

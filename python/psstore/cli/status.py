@@ -37,16 +37,25 @@ def status(
 
 def lines_of(found: StoreStatus) -> list[str]:
     """For people."""
+    has_any = found.live or found.lost or found.left
     workers = [
-        f"{_named(ranks)} {what}"
-        for ranks, what in ((found.live, "train"), (found.lost, "lost"), (found.left, "left"))
+        f"{_named(ranks)} {many if len(ranks) > 1 else one}"
+        for ranks, one, many in (
+            (found.live, "trains", "train"),
+            (found.lost, "is lost", "are lost"),
+            (found.left, "has left", "have left"),
+            (found.absent if has_any else (), "has not joined", "have not joined"),
+        )
         if ranks
     ]
+    number = f"{found.num_workers}"
+    if found.fewest is not None:
+        number = f"{found.fewest} to {found.num_workers} that come and go"
     began = "began empty" if found.restored is None else f"began with the checkpoint of version {found.restored}"
     last = "none in this life" if found.checkpoint.version is None else f"version {found.checkpoint.version}"
     lines = [
         f"store       version {found.version}, {found.tensors} tensors, {found.mode}; {began}",
-        f"workers     {', '.join(workers) or 'none has joined'} (of {found.num_workers})",
+        f"workers     {'; '.join(workers) or 'none has joined'} (of {number})",
         f"checkpoint  {last}",
     ]
     if found.waited_for:
@@ -67,7 +76,8 @@ def lines_of(found: StoreStatus) -> list[str]:
         lines.append(
             f"shard {shard.shard:<5} {where}: values {shard.value_bytes / MIB:.1f} MiB, state"
             f" {shard.state_bytes / MIB:.1f} MiB, memory {shard.memory_bytes / MIB:.1f} MiB,{rows}"
-            f" {shard.connections} connections; process {shard.process} leads{led}{stands_by}"
+            f" {shard.connections} connections, readers' and this command's included; process {shard.process} leads"
+            f"{led}{stands_by}"
         )
     lines += [
         f"table {one.name}: {one.rows:,} rows, {one.row_bytes / MIB:.1f} MiB; {one.rows_evicted:,} evicted,"

@@ -122,6 +122,8 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str
     num_workers: int
+    fewest: int | None
+    """Workers come and go, and no step is of fewer; None: their number is fixed."""
     version: int
     """The last decision."""
     tensors: int
@@ -179,6 +181,7 @@ def status_of(
     return StoreStatus(
         mode=consistency.mode,
         num_workers=consistency.num_workers if num_workers is None else num_workers,
+        fewest=consistency.fewest,
         version=int(first["version"]),
         tensors=int(first["tensors"]),
         live=live,
