@@ -265,9 +265,10 @@ def test_a_distributed_checkpoint_of_several_optimizers_comes_back(tmp_path: Pat
         assert back.hypers[tensor.spec.group].values["lr"] == (0.25 if allow_pickle else HYPER_DEFAULTS[rule]["lr"])
 
 
-def test_a_folder_of_a_model_alone_comes_in_whole(tmp_path: Path) -> None:
-    """As transformers writes them: of its parts one is called 'model'."""
-    arrays = {"model.embed.weight": torch.randn(4, 2), "lm_head.weight": torch.randn(4, 2)}
+@pytest.mark.parametrize("other", ["lm_head.weight", "model.norm.weight"])
+def test_a_folder_of_a_model_alone_comes_in_whole(tmp_path: Path, other: str) -> None:
+    """As transformers writes them: of its parts one is called 'model', or all are, where the head is the embedding."""
+    arrays = {"model.embed.weight": torch.randn(4, 2), other: torch.randn(4, 2)}
     safetensors_torch.save_file(arrays, tmp_path / "model.safetensors")
     found = {tensor.spec.name: tensor.value for tensor in import_model(tmp_path).tensors}
     assert found.keys() == arrays.keys()

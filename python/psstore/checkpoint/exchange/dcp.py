@@ -33,6 +33,9 @@ from psstore.errors import BadArgument
 PICKLED = ".metadata"
 """The file that only torch.distributed.checkpoint's own format has. It is a pickle."""
 
+WRITTEN_BY_TORCH = "DCP_VERSION"
+"""An entry of the metadata of each file that torch.distributed.checkpoint writes by safetensors."""
+
 MODEL, OPTIMIZER = "model", "optimizer"
 
 
@@ -72,7 +75,8 @@ def read_dcp(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
                 " allow it (--allow-pickle)"
             )
         return _checked(folder, _read_own(folder))
-    return _checked(folder, _nested(_read_safetensors(folder)))
+    tensors = _read_safetensors(folder)
+    return _checked(folder, _nested(tensors, is_by_torch=_is_by_torch(folder)))
 
 
 def _hugging_face(what: str, folder: Path) -> Any:
@@ -132,10 +136,21 @@ def _read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def _is_by_torch(folder: Path) -> bool:
+    """Whether its files say that torch.distributed.checkpoint has written them."""
+    from safetensors import safe_open
+
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            if WRITTEN_BY_TORCH in (file.metadata() or {}):
+                return True
+    return False
+
+
+def _nested(tensors: Mapping[str, torch.Tensor], *, is_by_torch: bool) -> dict[str, Any]:
     """From names with dots to a model and its optimizers' state; what else a training has saved beside both is left
-    out. Where one of them is missing, and a name has another prefix, all of it is a model on its own, of whoever else
-    writes such folders."""
+    out. Where one of them is missing, and a name has another prefix or somebody else has written the folder, all of it
+    is a model on its own."""
     model: dict[str, torch.Tensor] = {}
     states: dict[str, dict[str, dict[str, torch.Tensor]]] = {}
     has_others = False
@@ -148,7 +163,7 @@ def _nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             states.setdefault(part, {}).setdefault(parameter, {})[buffer] = one
         else:
             has_others = True
-    if has_others and not (model and states):
+    if (has_others or not is_by_torch) and not (model and states):
         return {MODEL: dict(tensors)}
     optimizers = {part: {"state": state, "param_groups": [{"params": list(state)}]} for part, state in states.items()}
     return {MODEL: model, **optimizers}
