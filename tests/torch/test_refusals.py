@@ -261,6 +261,11 @@ def test_gradients_of_which_processes_have_parts_are_refused(store: psstore.Stor
         (lambda one: one.distributed(named_buffers=one.model.buffers()), r"pass model\.named_buffers\(\), not"),
         (lambda one: one.distributed(named_buffers=5), r"named_buffers must yield pairs of a name and a tensor"),
         (lambda one: DistributedOptimizer(one.inner, one.store, one.model), r"named_parameters must yield pairs"),
+        (lambda one: torch_.publish(one.store, one.model), "named_parameters must yield pairs"),
+        (
+            lambda one: torch_.load(one.store, one.model.parameters()),
+            "named_parameters must yield",
+        ),
         (lambda one: setattr(one.distributed(), "weight", "a"), "weight is 'a'; expected a number"),
         (lambda one: one.distributed().clip_grad_norm_(None), "max_norm is None; expected a number"),
         (lambda one: one.distributed().expect_loss_scale(0), "loss_scale is 0; expected a finite number above 0"),

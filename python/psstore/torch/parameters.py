@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.autograd.graph import increment_version
 
 from psstore.client.arrays import is_expanded
 from psstore.errors import UsageError
-from psstore.torch.parts import box_of, is_dtensor, local_of
+from psstore.torch.parts import TensorPart, box_of, is_dtensor, local_of
 from psstore.torch.warnings import dtype_name
 from psstore.types import REDUCED_GROUP, TensorSpec
 
@@ -22,6 +22,8 @@ STORED_AS: Mapping[torch.dtype, str] = {
     torch.float16: "float32",
 }
 """The store keeps fp32 masters of half-precision parameters, which travel in their own precision."""
+
+T = TypeVar("T")
 
 COMPILED = "_orig_mod"
 """What torch.compile puts before the names of the module that it wraps."""
@@ -70,11 +72,12 @@ FSDP_WRAPPER, DDP_WRAPPER = "_fsdp_wrapped_module", "module"
 """What FullyShardedDataParallel and DistributedDataParallel put before the names of the module that they wrap."""
 
 
-def named_tensors(what: str, named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """What a model names. Raises UsageError for what is not that."""
-    pairs = list(named) if isinstance(named, Iterable) else [named]
+def named_tensors(what: str, named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
+    """What a model names: its parameters or buffers. Raises UsageError for what is not that."""
+    pairs: list[Any] = list(named) if isinstance(named, Iterable) else [named]
     for one in pairs:
-        if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and torch.is_tensor(one[1])):
+        is_pair = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
+        if not is_pair or not isinstance(one[1], torch.Tensor | TensorPart):
             raise UsageError(
                 f"named_{what} must yield pairs of a name and a tensor: pass model.named_{what}(), not model.{what}()"
             )

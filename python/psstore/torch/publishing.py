@@ -12,7 +12,14 @@ import torch
 
 from psstore.client.store import Store
 from psstore.errors import UnknownTensor
-from psstore.torch.parameters import STORED_AS, as_stored, check_storable, check_tells_pieces, mark_written
+from psstore.torch.parameters import (
+    STORED_AS,
+    as_stored,
+    check_storable,
+    check_tells_pieces,
+    mark_written,
+    named_tensors,
+)
 from psstore.torch.parts import (
     TensorPart,
     assemble,
@@ -61,7 +68,7 @@ def publish(store: Store, named: Named, *, name: str = "", as_version: bool = Fa
 def _by_name(named: Named, name: str) -> dict[str, torch.Tensor | TensorPart]:
     """By the tensors' names in the store. Raises UsageError."""
     prefix = f"{name}/" if name else ""
-    found = {prefix + one: tensor for one, tensor in named}
+    found = {prefix + one: tensor for one, tensor in named_tensors("parameters", named)}
     for one in found:
         check_tells_pieces(one)
     return found
