@@ -416,6 +416,24 @@ def test_whoever_does_not_go_on_by_itself_is_told(tmp_path: Path) -> None:
         assert store.version == 2
 
 
+def test_it_begins_with_a_store_that_went_back_since_the_optimizer_was_made(tmp_path: Path) -> None:
+    """As where data are loaded meanwhile: hooks are told of a beginning, and of nothing that was before."""
+    with (
+        StoreProcess("--checkpoint", str(tmp_path), "--restarts", "1") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        one, diary = trainee(store), Diary()
+        one.model(torch.ones(1, 20)).sum().backward()
+        one.optimizer.step()
+        store.checkpoint()
+        os.kill(process.shard_pids()[0], signal.SIGKILL)
+        for step in session(one.optimizer, stop_at=3, hooks=[diary]):
+            turn(one, step)
+        assert diary.lines[0] == ("begin", 1)
+        assert diary.went_back_to == []
+        assert store.version == 3
+
+
 # ---- where it ends ----
 
 

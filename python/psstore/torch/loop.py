@@ -219,10 +219,10 @@ class TrainingSession:
             yield from self._loop()
 
     def _loop(self) -> Iterator[Step]:
-        self.begin()
         self.optimizer.bears_rollbacks = True
         is_clean = False
         try:
+            self.begin()
             while not is_clean:
                 told = None
                 try:
@@ -258,20 +258,29 @@ class TrainingSession:
             )
 
     def begin(self) -> None:
-        """Puts back what this rank had handed in. Raises UsageError for a session that has begun before."""
+        """Puts back what this rank had handed in. Raises UsageError for a session that has begun before; and RolledBack
+        if the store was restored since the optimizer was made, but in a loop of its own."""
         if self._has_begun:
             raise UsageError("a session is one training, from its beginning to its end: make another one")
-        self._has_begun = True
+        told = None
+        try:
+            self._put_back()
+            self._tell_end()
+        except RolledBack as error:
+            if not self.optimizer.bears_rollbacks:
+                raise
+            told = _told(error)
+        if told is not None:
+            self._go_on(told)
         self.began_at = self.version
-        self._put_back()
         if self.optimizer.keeps_state_here:
             warn(
                 "this worker keeps optimizer state, and the store's checkpoints don't have that: save"
                 " optimizer.state_dict() of each worker to go on exactly"
             )
-        self._tell_end()
         for hook in self._hooks:
             hook.begin(self)
+        self._has_begun = True
 
     def before_step(self) -> Step:
         """A step begins, one of the optimizer's. What a checkpoint waits for is handed in here, so that it has
@@ -337,9 +346,16 @@ class TrainingSession:
             )
 
     def _take_up(self, told: str) -> None:
-        """Goes on with the store as it was restored, and as this worker was then."""
+        """The store was restored under it, and the steps since are taken again."""
         if self.store.stopped and self._ends_at is None and (self.stop_at is None or self.version < self.stop_at):
             self._ends_at = self.version
+        self._go_on(told)
+        self.began_at, self._is_exact, self._has_handed_in = self.version, True, False
+        for hook in self._hooks:
+            hook.rolled_back(self)
+
+    def _go_on(self, told: str) -> None:
+        """With the store as it was restored, however often it is, and as this worker was then."""
         self.optimizer.rolled_back = None
         while True:
             _log.warning("rank %s: %s", self.rank, told)
@@ -351,9 +367,6 @@ class TrainingSession:
                 break
             except RolledBack as again:
                 told = _told(again)
-        self.began_at, self._is_exact, self._has_handed_in = self.version, True, False
-        for hook in self._hooks:
-            hook.rolled_back(self)
 
     def _tell_end(self) -> None:
         """To a store that does not know it yet, or has forgotten it."""
