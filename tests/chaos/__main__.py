@@ -12,7 +12,7 @@ from bench import virtual_hosts
 
 from tests.chaos import disk
 from tests.chaos.plan import ON_HOSTS, SCENES, Scene, plan_of
-from tests.chaos.run import ChaosRun, run, undisturbed
+from tests.chaos.run import ChaosRun, expected_end, run
 from tests.chaos.soak import plan_of_soak, soak
 
 NEEDS = {**dict.fromkeys(ON_HOSTS, virtual_hosts.why_not), "disk": disk.why_not}
@@ -39,9 +39,8 @@ def main() -> int:
     table = Table()
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
         plan = plan_of(seed, scenes[seed % len(scenes)], num_faults=chosen.faults)
-        expected = undisturbed(plan.num_workers, plan.loop)
         result = run(plan, print if chosen.runs == 1 else lambda line: None)
-        table.add(result, expected)
+        table.add(result, expected_end(result))
     print(table)
     return 1 if table.failed else 0
 
@@ -86,7 +85,8 @@ class Table:
 
     def add(self, result: ChaosRun, expected: str) -> None:
         plan, problems = result.plan, result.problems(expected)
-        sizes = f"{plan.scene}, {plan.num_shards} shards, {plan.num_workers} workers, loop {plan.loop}"
+        sizes = f"{plan.scene}, {plan.num_shards} shards, {plan.workers} workers, loop {plan.loop}"
+        sizes += ", drops" if plan.drops else ""
         took = f"{result.seconds:.1f} s, waited {result.longest_s:.1f} s"
         done = "; ".join(result.done) or "nothing"
         print(f"seed {plan.seed}: {'FAILED' if problems else 'ok'}, {took}; {sizes}: {done}", flush=True)

@@ -19,9 +19,13 @@ class Absences:
     @contextlib.contextmanager
     def of(self, rank: int) -> Iterator[None]:
         """Meanwhile that one is away, and still is if it dies."""
-        self._file(rank).touch()
+        self.begin(rank)
         yield
         self.over(rank)
+
+    def begin(self, rank: int) -> None:
+        """From now on it is away, or about to be."""
+        self._file(rank).touch()
 
     def over(self, rank: int) -> None:
         """It is there, in whichever of its lives."""

@@ -15,6 +15,7 @@ import psutil
 from psstore.checkpoint import reader
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.errors import StorageError
+from tests.chaos.absences import Absences
 from tests.chaos.groups import host_of
 from tests.chaos.links import Links, Manner
 from tests.chaos.plan import Fault
@@ -39,6 +40,7 @@ class Faults:
         """On the thread that does them. `over`: the run is. `damaged` gets what a full disk took that was there."""
         self._stage = stage
         self._groups = stage.watch()
+        self._absences = Absences(stage.notes)
         self._processes = processes
         self._programs = programs
         self._over = over
@@ -72,12 +74,17 @@ class Faults:
     def _on_process(self, fault: Fault, victim: psutil.Process | None) -> bool:
         if victim is None:
             return False
+        role, _, number = fault.victim.partition(" ")
         try:
+            if role == "worker":
+                self._absences.begin(int(number))
             if fault.kind == "stop":
                 victim.suspend()
                 self._over.wait(fault.for_s)
                 with contextlib.suppress(psutil.NoSuchProcess):  # it was done without
                     victim.resume()
+                if role == "worker":
+                    self._absences.over(int(number))
             else:
                 victim.send_signal(SIGNALS[fault.kind])
         except psutil.NoSuchProcess:

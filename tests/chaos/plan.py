@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 Scene = Literal["processes", "standbys", "links", "hosts", "apart", "disk"]
@@ -18,12 +18,13 @@ each shard: the store never goes back. disk: checkpoints go to a file system of 
 WITH_STANDBYS: tuple[Scene, ...] = ("standbys", "apart")
 ON_HOSTS: tuple[Scene, ...] = ("hosts", "apart")
 
-Loop = Literal["plain", "elastic", "shared", "sent", "none", "backward"]
-"""plain: a store's calls, with numpy. elastic: likewise, and workers come and go. shared: as plain, and so much is
-pushed that it goes through shared memory. sent: so much, over sockets. none, backward: a session of torch, with that
-overlap."""
+Loop = Literal["plain", "shared", "sent", "none", "backward"]
+"""plain: a store's calls, with numpy. shared: likewise, and so much is pushed that it goes through shared memory. sent:
+so much, over sockets. none, backward: a session of torch, with that overlap."""
 
-LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
+SESSIONS: tuple[Loop, ...] = ("none", "backward")
+
+LOOPS: tuple[Loop, ...] = (*("plain",) * 8, *SESSIONS)
 """As often as they come: a process that loads torch takes eight times as long as one that does not."""
 
 LARGE: Mapping[Scene, tuple[Loop, ...]] = {
@@ -32,8 +33,8 @@ LARGE: Mapping[Scene, tuple[Loop, ...]] = {
 }
 """What takes the place of plain there. A standby sees what is pushed through shared memory."""
 
-ELASTIC_SHARE = 0.3
-"""Of the plain ones with more than one worker."""
+ELASTIC_SHARES: Mapping[Loop, float] = {"plain": 0.3, "none": 0.6, "backward": 0.6}
+"""How many of those with more than one worker have them come and go."""
 
 SCENES: tuple[Scene, ...] = get_args(Scene)
 
@@ -58,6 +59,9 @@ LASTING: tuple[Kind, ...] = ("stop", "trickle", "delay", "partition", "crash", "
 """What is over after a while."""
 
 STEPS = 60
+NUM_SAMPLES = 17
+"""In an epoch of a session."""
+
 CHECKPOINT_EVERY = 8
 
 PACE_S = 0.01
@@ -107,11 +111,15 @@ class ChaosPlan:
     checkpoint_every: str = str(CHECKPOINT_EVERY)
     fault_every_s: float = 0.0
     """Instead of `faults`, without an end: one of the scene's each time so long has passed."""
+    fewest: int | None = None
+    """Workers come and go, and so many are there; None: all are."""
+    drops: bool = False
+    """Whether they soon go on without one that is lost: before it is started again, or wakes up."""
 
     @property
     def workers(self) -> str:
         """As `--workers` takes it."""
-        return f"1:{self.num_workers}" if self.loop == "elastic" else str(self.num_workers)
+        return str(self.num_workers) if self.fewest is None else f"{self.fewest}:{self.num_workers}"
 
     @property
     def limit_s(self) -> float:
@@ -127,9 +135,10 @@ def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> Ch
     loop = rng.choice(LOOPS)
     if scene in LARGE and loop == "plain":
         loop = rng.choice(LARGE[scene])
-    if loop == "plain" and num_workers > 1 and rng.random() < ELASTIC_SHARE:
-        loop = "elastic"
-    return ChaosPlan(seed, num_shards, num_workers, loop, tuple(faults), scene)
+    plan = ChaosPlan(seed, num_shards, num_workers, loop, tuple(faults), scene)
+    if num_workers == 1 or rng.random() >= ELASTIC_SHARES.get(loop, 0.0):
+        return plan
+    return replace(plan, fewest=rng.randrange(1, num_workers), drops=scene not in ON_HOSTS and rng.random() < 0.5)
 
 
 def faults_of(plan: ChaosPlan) -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""Runs a plan, and holds its end against the undisturbed run's."""
+"""Runs a plan, and holds its end against the undisturbed run's, or what its log of members says."""
 
 from __future__ import annotations
 
@@ -16,10 +16,21 @@ from psstore.checkpoint import reader
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.errors import StorageError
 from psstore.exit_codes import EXIT_FAILED
+from psstore.wire.messages import Members
 from tests.chaos.faults import Faults
 from tests.chaos.gates import Gates
 from tests.chaos.ledger import account
-from tests.chaos.plan import CHECKPOINT_EVERY, ON_HOSTS, STEPS, WITH_STANDBYS, ChaosPlan, Fault, Loop, faults_of
+from tests.chaos.plan import (
+    CHECKPOINT_EVERY,
+    NUM_SAMPLES,
+    ON_HOSTS,
+    SESSIONS,
+    WITH_STANDBYS,
+    ChaosPlan,
+    Fault,
+    Loop,
+    faults_of,
+)
 from tests.chaos.processes import Processes, files_of, shared_memory
 from tests.chaos.programs import Programs
 from tests.chaos.stage import Stage
@@ -48,6 +59,8 @@ class ChaosRun:
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     """What the ledger says."""
+    log: list[Members] = field(default_factory=list)
+    """Of members, as it is in the end."""
     damaged: list[str] = field(default_factory=list)
     """Checkpoints that don't load."""
     left: list[str] = field(default_factory=list)
@@ -72,7 +85,7 @@ class ChaosRun:
             if code and not (who == "" and code == EXIT_FAILED and self.was_full_at_the_end)
         ]
         if not self.is_equal(expected):
-            found.append(f"workers ended with {self.ends}, undisturbed with {expected}")
+            found.append(f"workers ended with {self.ends}, and should with {expected}")
         for what, ones in (("lost", self.lost), ("doubled", self.doubled)):
             if ones:
                 found.append(f"{what}: {len(ones)}; {'; '.join(ones[:3])}")
@@ -98,10 +111,21 @@ def run(
                 processes.kill()
 
 
+def expected_end(result: ChaosRun) -> str:
+    """How each worker has to end: of a session as its log of members has it, else as where nothing goes wrong."""
+    plan = result.plan
+    if plan.loop not in SESSIONS:
+        return _undisturbed(plan.num_workers, plan.loop, plan.steps, is_elastic=plan.fewest is not None)
+    from tests.chaos import session_loop  # torch takes a while
+
+    return session_loop.replayed(plan.num_workers, plan.steps, result.log)
+
+
 @lru_cache
-def undisturbed(num_workers: int, loop: Loop, steps: int = STEPS) -> str:
-    """How a run ends in which nothing goes wrong: the same for any number of shards."""
-    calm = run(ChaosPlan(0, 1, num_workers, loop, (), steps=steps, pace_s=0.0))
+def _undisturbed(num_workers: int, loop: Loop, steps: int, *, is_elastic: bool) -> str:
+    """The same for any number of shards."""
+    fewest = 1 if is_elastic else None
+    calm = run(ChaosPlan(0, 1, num_workers, loop, (), steps=steps, pace_s=0.0, fewest=fewest))
     assert not calm.problems(calm.ends["rank 0"]), calm
     return calm.ends["rank 0"]
 
@@ -126,7 +150,7 @@ class Monkey:
         result, before = self.result, shared_memory()
         self._gates.shut(map(_happens_after, self._plan.faults))
         plan = self._plan
-        if plan.scene in ON_HOSTS or plan.fault_every_s or plan.loop == "elastic" or _reshards(plan):
+        if plan.scene in ON_HOSTS or plan.fault_every_s or plan.fewest is not None or _reshards(plan):
             # The training ends when all faults have: a host that came back to a store which is over would wait for it,
             # and that a command hangs would not be seen once the store has ended.
             self._gates.shut([self._plan.steps])
@@ -226,8 +250,10 @@ class Monkey:
         result.left = [" ".join(one.cmdline()) for one in self.processes]
         result.left += [str(one) for one in self.stage.temporary.iterdir() if not one.name.startswith("torch")]
         result.left += files_of(self._ports) + sorted(shared_memory() - shared_before)
-        told = account(self.stage.notes, plan.num_workers, plan.steps)
-        result.lost, result.doubled, result.longest_s = told.lost, told.doubled, max(told.waits, default=0.0)
+        num_samples = NUM_SAMPLES if plan.loop in SESSIONS else 0
+        told = account(self.stage.notes, plan.num_workers, plan.steps, num_samples)
+        result.lost, result.doubled, result.log = told.lost, told.doubled, told.log
+        result.longest_s = max(told.waits, default=0.0)
         for version in self._complete():
             try:
                 reader.verify(open_place(self.stage.place).place.storage, version)

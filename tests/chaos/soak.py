@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.chaos.plan import ChaosPlan, Scene
 from tests.chaos.processes import name_of
-from tests.chaos.run import ChaosRun, Monkey, run, undisturbed
+from tests.chaos.run import ChaosRun, Monkey, expected_end, run
 from tests.chaos.usage import GROWTH_MIB_PER_H, MIB, NOISE_MIB, Trend, Usage
 
 PUSHES_PER_STEP = 3
@@ -98,4 +98,4 @@ def soak(plan: ChaosPlan, say: Callable[[str], None]) -> Soak:
                 say(f"{(now - began) / 60:4.0f} min: {done}, {usage.taken_bytes / MIB:.0f} MiB")
 
     result = run(plan, lambda line: say(line) if line.startswith("-- ") else None, watch)
-    return Soak(result, usage.trends(), len(usage.lives), undisturbed(plan.num_workers, plan.loop, plan.steps))
+    return Soak(result, usage.trends(), len(usage.lives), expected_end(result))

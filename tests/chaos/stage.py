@@ -18,6 +18,9 @@ from tests.chaos.plan import ON_HOSTS, ChaosPlan
 from tests.chaos.processes import SUPERVISOR, WORK, Processes
 
 RESTARTS = 20
+IMPATIENT = {"PSSTORE_HEARTBEAT_S": "0.2", "PSSTORE_SILENCE_S": "1.5", "PSSTORE_REJOIN_S": "0"}
+"""What has a store take a worker for lost, and not wait for another one in its place, before torch is loaded."""
+
 PORT = 5700
 TOKEN = "0123456789abcdef" * 4
 ROOT = Path(__file__).parents[2]
@@ -111,6 +114,8 @@ class Stage:
             environ = {**environ, "PSSTORE_ADVERTISE": places, "PSSTORE_TRANSPORT": "tcp"}
         if plan.loop == "sent":
             environ = {**environ, "PSSTORE_TRANSPORT": "tcp"}
+        if plan.drops:
+            environ = {**environ, **IMPATIENT}
         flags = ["--shards", str(plan.num_shards), "--workers", plan.workers, "--restarts", str(RESTARTS)]
         flags += ["--standbys", "1"] if plan.scene == "standbys" else []
         saves = ["--checkpoint", self.place, "--checkpoint-every", plan.checkpoint_every]

@@ -7,15 +7,17 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench import virtual_hosts
 
 from tests.chaos import disk
-from tests.chaos.ledger import SENDS, STEPPED, Notes, account
+from tests.chaos.ledger import account
 from tests.chaos.links import TRICKLE_BYTES, Links
+from tests.chaos.notes import BEGINS, FOUND, HANDED, NOTHING, SENDS, STEPPED, WRONG, Notes
 from tests.chaos.plan import RUN_S, STEPS, ChaosPlan, Fault, Scene, plan_of
-from tests.chaos.run import ChaosRun, run, undisturbed
+from tests.chaos.run import ChaosRun, expected_end, run
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop, pytest.mark.timeout(3 * RUN_S)]
 
@@ -26,7 +28,7 @@ ON_DISK = pytest.mark.skipif(disk.why_not() is not None, reason=str(disk.why_not
 def hold(plan: ChaosPlan) -> ChaosRun:
     """Runs it; it must end as if nothing had happened, and something must have."""
     result = run(plan)
-    assert not result.problems(undisturbed(plan.num_workers, plan.loop)), result.output
+    assert not result.problems(expected_end(result)), result.output
     assert result.done, "nothing went wrong in it"
     return result
 
@@ -59,8 +61,16 @@ def test_a_training_goes_on_with_other_numbers_of_shards_of_which_some_die() -> 
 def test_a_training_ends_with_the_undisturbed_bytes_where_workers_come_and_go() -> None:
     """Who was in which step is as the log of members has it, also once the store went back and on with other shards."""
     faults = (Fault(12, "kill", "worker 1"), Fault(20, "kill", "shard 1"), Fault(40, "reshard", "store to 3"))
-    result = hold(ChaosPlan(0, 2, 3, "elastic", faults))
-    assert any("leaves after step" in line for line in result.output), result.output
+    result = hold(ChaosPlan(0, 2, 3, "plain", faults, fewest=1))
+    assert any("is away for a while" in line for line in result.output), result.output
+
+
+def test_a_session_ends_as_its_log_of_members_says_where_workers_come_and_go() -> None:
+    """The first is not waited for until it is started again; each epoch has each sample once all the same."""
+    faults = (Fault(12, "kill", "worker 1"), Fault(20, "kill", "shard 1"), Fault(40, "reshard", "store to 3"))
+    result = hold(ChaosPlan(0, 2, 3, "backward", faults, fewest=1, drops=True))
+    assert any("is away for a while" in line for line in result.output), result.output
+    assert any(one.absent for one in result.log), result.log
 
 
 def test_a_training_outlives_every_fault_of_a_link() -> None:
@@ -116,30 +126,77 @@ def test_a_run_that_ends_otherwise_is_noticed() -> None:
     assert replace(good, hangs=True).problems(end)
 
 
+def told(folder: Path, rounds: list[float], writes: list[float], **found: Any) -> tuple[int, int]:
+    """How much one worker has lost, and doubled, in three steps."""
+    Notes(folder, 0).end(rounds=[rounds], writes=[writes], **{"log": [], **found})
+    account_of = account(folder, 1, 3, num_samples=4 if "used" in found else 0)
+    return len(account_of.lost), len(account_of.doubled)
+
+
 def test_the_ledger_tells_what_was_lost_and_what_was_doubled(tmp_path: Path) -> None:
     notes = Notes(tmp_path, 0)
     for step in (1, 2, 2, 3):
         notes.note(SENDS, step)
         notes.note(STEPPED, step)
+    in_all = [1.0, 1.0, 1.0]
+    assert told(tmp_path, in_all, [1, 2, 1]) == (0, 0)
+    assert told(tmp_path, in_all, [1, 1, 1]) == (0, 0)  # it was taken again after the store had forgotten the first
+    assert told(tmp_path, [1, 0, 1], in_all) == (1, 0)
+    assert told(tmp_path, [1, 2, 1], in_all) == (0, 1)
+    assert told(tmp_path, in_all, [1, 3, 2]) == (0, 2)
+    assert told(tmp_path, in_all, [0, 1, 1]) == (1, 0)
+    assert told(tmp_path, [1, 1.5, 1], in_all) == (0, 1)
+    assert len(account(tmp_path, 1, 3).waits) == 3
 
-    def told(rounds: list[float], writes: list[float], took: list[list[int]] | None = None) -> tuple[int, int]:
-        notes.end([rounds], [writes], took)
-        found = account(tmp_path, 1, 3)
-        assert len(found.waits) == 3
-        return len(found.lost), len(found.doubled)
 
-    assert told([1, 1, 1], [1, 2, 1]) == (0, 0)
-    assert told([1, 1, 1], [1, 1, 1]) == (0, 0)  # it was taken again after the store had forgotten the first
-    assert told([1, 0, 1], [1, 1, 1]) == (1, 0)
-    assert told([1, 2, 1], [1, 1, 1]) == (0, 1)
-    assert told([1, 1, 1], [1, 3, 2]) == (0, 2)
-    assert told([1, 1, 1], [0, 1, 1]) == (1, 0)
-    assert told([1, 1.5, 1], [1, 1, 1]) == (0, 1)
-    not_in_2 = [[0], [], [0]]
-    assert told([1, 0, 1], [1, 0, 1], not_in_2) == (0, 0)
-    assert told([1, 0, 1], [1, 2, 1], not_in_2) == (0, 0)  # of a step that never was
-    assert told([1, 1, 1], [1, 1, 1], not_in_2) == (0, 1)
-    assert told([1, 0, 0], [1, 1, 1], not_in_2) == (1, 0)
+def test_the_ledger_holds_steps_against_the_log_of_members(tmp_path: Path) -> None:
+    notes = Notes(tmp_path, 0)
+    for step in (1, 2, 3):
+        notes.note(SENDS, step)
+    not_in_2 = [{"version": 0, "came": [0]}, {"version": 2, "absent": [0]}]
+    assert told(tmp_path, [1, 0, 1], [1, 0, 1], log=not_in_2) == (0, 0)
+    assert told(tmp_path, [1, 0, 1], [1, 1, 1], log=not_in_2) == (0, 0)  # of a step that never was
+    assert told(tmp_path, [1, 1, 1], [1, 1, 1], log=not_in_2) == (0, 1)
+    assert told(tmp_path, [1, 0, 0], [1, 1, 1], log=not_in_2) == (1, 0)
+    notes.note(STEPPED, 2)
+    assert told(tmp_path, [1, 0, 1], [1, 1, 1], log=not_in_2) == (1, 0)
+    notes.note(BEGINS, 1)  # and was not in the step that was taken in its place
+    assert told(tmp_path, [1, 0, 1], [1, 1, 1], log=not_in_2) == (0, 0)
+
+
+def test_the_ledger_has_each_epoch_have_each_sample_once(tmp_path: Path) -> None:
+    notes, in_all = Notes(tmp_path, 0), [1.0, 1.0, 1.0]
+    for step in (1, 2, 3):
+        notes.note(SENDS, step)
+    assert told(tmp_path, in_all, in_all, used=[[0, 3], [1, 2], [3, 0]]) == (0, 0)
+    assert told(tmp_path, in_all, in_all, used=[[0, 3], [1, 2], [3, 3]]) == (0, 1)
+    assert told(tmp_path, in_all, in_all, used=[[0, 3], [1], [3, 2]]) == (0, 1)
+
+
+def test_the_ledger_looks_for_what_was_handed_in(tmp_path: Path) -> None:
+    notes, in_all = Notes(tmp_path, 0), [1.0, 1.0, 1.0]
+    for step in (1, 2, 3):
+        notes.note(SENDS, step)
+
+    def num_lost() -> int:
+        return told(tmp_path, in_all, in_all)[0]
+
+    notes.note(FOUND, NOTHING, "a", -1)
+    notes.note(HANDED, 0, "a", False)
+    notes.note(HANDED, 2, "a", True)
+    notes.note(FOUND, 2, "a", -1)
+    assert num_lost() == 0
+    notes.note(FOUND, 0, "a", -1)
+    assert num_lost() == 1
+    notes.note(FOUND, NOTHING, "b", 1)  # which began with another checkpoint
+    notes.note(FOUND, 2, "c", 2)
+    assert num_lost() == 1
+    notes.note(FOUND, NOTHING, "d", 2)
+    notes.note(FOUND, WRONG, "e", 1)
+    assert num_lost() == 3
+    notes.note(BEGINS, 1)  # and from there to another version 2
+    notes.note(FOUND, NOTHING, "f", 2)
+    assert num_lost() == 3
 
 
 class Echo:
