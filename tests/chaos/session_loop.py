@@ -90,6 +90,9 @@ def _is_done(work: Work, overlap: Any) -> bool:
     counts = used * (used > HARDLY).sum((0, 2))[:, None]  # each was one over how many there were
     most = counts.max(2)
     rounds = np.where(most > HARDLY, most.round(3), most > 0)
+    for index, took in enumerate(who_took_part(work.store.member_log, *work.shape)):
+        if not rounds[:, index].any():  # the step was of nothing, and skipped
+            rounds[took, index] = 1
     samples = [list(_places(one)) for one in counts.transpose(1, 0, 2)]
     momenta = [one.get("momentum_buffer") for one in optimizer.state_dict()["state"].values()]
     work.end(rounds, _trained(model, momenta), used=samples)
@@ -179,6 +182,8 @@ def replayed(num_workers: int, num_steps: int, log: Sequence[Members]) -> str:
                 assert one.grad is not None, "backward has filled it"
                 total += torch.tensor(weight, dtype=torch.float32) * one.grad
             divisor += weight
+        if divisor <= len(took) * MIN_WEIGHT:  # it is of nothing, and skipped
+            continue
         for total, one in zip(sums, parameters, strict=True):
             one.grad = total / torch.tensor(divisor, dtype=torch.float32)
         plain.step()

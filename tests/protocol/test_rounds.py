@@ -7,6 +7,7 @@ import math
 import pytest
 
 from psstore import errors
+from psstore.protocol.decisions import MIN_WEIGHT
 from psstore.protocol.membership import Liveness
 from psstore.protocol.rounds import ATTEST_EVERY
 from psstore.types import UNBOUNDED, TensorSpec
@@ -707,6 +708,17 @@ def test_weight_that_float32_can_not_hold_is_refused(weight: float) -> None:
     (peer,) = workers(FakeStore(num_workers=1), 1)
     with pytest.raises(errors.BadArgument, match="commit weight"):
         peer.answer(peer.commit(1, weight=weight))
+
+
+def test_a_round_whose_members_have_nothing_to_contribute_is_a_skip() -> None:
+    """Their mean would be of that; beside a member that has something it hardly counts, whatever the loss scale."""
+    first, second = workers(FakeStore(), 2)
+    for round, (weight, skips) in enumerate(((MIN_WEIGHT, True), (0.5, False)), 1):
+        waiting = first.commit(round, weight=MIN_WEIGHT, loss_scale=65536.0)
+        second.commit(round, weight=weight)
+        committed = first.committed(waiting)
+        (fact,) = [one for one in decisions_in(committed) if one.number == round]
+        assert (fact.skip, committed.skip) == (skips, skips)
 
 
 def test_loss_scale_is_taken_out_of_the_weight_and_not_of_the_divisor() -> None:

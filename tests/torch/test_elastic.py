@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import partial
-from itertools import chain
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,36 @@ def replayed(log: Log) -> npt.NDArray[np.float64]:
         samples = list(chain.from_iterable(log.batches[version].values()))
         weights[samples] -= 1.0 / len(samples)
     return weights
+
+
+def test_a_sample_that_hardly_counts_does_not_count_either_where_all_others_are_gone() -> None:
+    """Of an epoch's last step all is another worker's, which leaves in place of it."""
+    data = TensorDataset(torch.eye(NUM_SAMPLES)[:3])
+    counts = []
+
+    def attend(store: Store, num_steps: int) -> None:
+        model = deepcopy(MODEL)
+        nn.init.zeros_(model.weight)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), store, model.named_parameters())
+        sampler = ElasticSampler(data, optimizer, batch_size=1, shuffle=False, version=store.version)
+        for (inputs,) in islice(chain.from_iterable(repeat(DataLoader(data, batch_sampler=sampler))), num_steps):
+            optimizer.zero_grad()
+            model(inputs).mean().backward()
+            optimizer.step()
+            if store.members == (1,):
+                counts.append(-model.weight.detach().reshape(-1)[:3])
+        store.close()
+
+    server = LocalStore(1, workers="1:2")
+    with ThreadPoolExecutor() as pool:
+        first = server.connect(rank=0)
+        late = pool.submit(server.connect, rank=1, wait_s=PATIENCE_S)
+        while len(first.members) < 2:
+            first.commit()
+        for stay in [pool.submit(attend, first, 1), pool.submit(attend, late.result(), 3)]:
+            stay.result()
+    server.close()
+    assert [one.tolist() for one in counts] == [[0.5, 0.5, 0.0], [0.5, 0.5, 1.0]]
 
 
 def test_everybody_knows_who_takes_part() -> None:

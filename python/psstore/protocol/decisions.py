@@ -11,7 +11,8 @@ from psstore.wire.messages import Commit, DecisionFact, Member
 from psstore.wire.ranges import well_formed
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-18, 1e18
-"""Bounds of one contribution's weight: shards multiply in float32, and a sum of many must be a finite divisor there."""
+"""Bounds of one contribution's weight: shards multiply in float32, and a sum of many must be a finite divisor there.
+The least is that of a worker which has nothing to contribute: where nobody has more, the mean would be of that."""
 
 
 def check(commit: Commit, consistency: Consistency) -> None:
@@ -20,7 +21,8 @@ def check(commit: Commit, consistency: Consistency) -> None:
         raise BadArgument("commit.present must be ascending, disjoint ranges (first, last) that don't touch")
     if not MIN_WEIGHT <= commit.weight <= MAX_WEIGHT:
         raise BadArgument(f"commit weight is {commit.weight}; it must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
-    if not (commit.loss_scale > 0.0 and MIN_WEIGHT <= weight_of(commit) <= MAX_WEIGHT):
+    least = MIN_WEIGHT if commit.weight > MIN_WEIGHT else 0.0
+    if not (commit.loss_scale > 0.0 and least <= weight_of(commit) <= MAX_WEIGHT):
         raise BadArgument(
             f"commit loss_scale is {commit.loss_scale}; it must be positive, and weight / loss_scale"
             f" from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
@@ -67,7 +69,7 @@ def make(
     """The record of a round. Workers and their commits are in rank order, which is the order of reduction; what is
     said once for all is said by the first. `skip`: nothing is to change, whatever they say."""
     members = []
-    divisor, early, scaled = 0.0, False, False
+    divisor, early, scaled, counts = 0.0, False, False, False
     for worker, commit in zip(workers, commits, strict=True):
         members.append(
             Member(
@@ -79,9 +81,11 @@ def make(
             )
         )
         divisor += commit.weight
+        counts = counts or commit.weight > MIN_WEIGHT
         skip = skip or commit.non_finite
         early = early or commit.early
         scaled = scaled or commit.loss_scale != 1.0
+    skip = skip or not counts
     first = commits[0]
     return DecisionFact(
         number=number,

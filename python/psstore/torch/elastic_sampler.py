@@ -34,7 +34,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
     before: by a loader without worker processes, which would fetch ahead.
 
     Where samples can't be shared out evenly, at an epoch's end or with `target_batch`, `optimizer.weight` says so, and
-    each sample counts alike. A worker that an epoch's last step has nothing for is given a sample that hardly counts.
+    each sample counts alike. A worker that an epoch's last step has nothing for is given a sample that hardly counts; a
+    step of which nobody is left who was given another one is skipped.
     """
 
     def __init__(
