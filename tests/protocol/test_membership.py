@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psstore import errors
+from psstore.protocol.membership import Liveness
 from psstore.types import UNBOUNDED
 from psstore.wire import messages as m
 from tests.protocol.support import LIVENESS, NONCE, FakeStore, failure_of, sgd, tensor_of
@@ -202,6 +203,40 @@ def test_a_life_that_goes_on_waits_for_nobody_where_workers_come_and_go() -> Non
         peer.ask("LEAVE")
     again = store.connect(role="worker")
     assert again.joined(again.send("JOIN", m.Join(rank=0, goes_on=True))).stop
+
+
+def test_a_life_that_goes_on_waits_no_longer_once_the_others_have_left() -> None:
+    store = FakeStore(num_workers=3, fewest=2)
+    gone = [store.connect(role="worker") for _ in range(2)]
+    requests = [(peer, peer.send("JOIN", m.Join())) for peer in gone]
+    for peer, request in requests:
+        peer.joined(request)
+    again, new = store.connect(role="worker"), store.connect(role="worker")
+    asked = again.send("JOIN", m.Join(rank=2, goes_on=True))
+    for peer in gone:
+        assert not again.is_answered(asked)
+        peer.ask("LEAVE")
+    assert again.joined(asked).stop
+    request = new.send("JOIN", m.Join())
+    assert not new.is_answered(request)
+
+
+@pytest.mark.parametrize("fewest", [1, None])
+@pytest.mark.parametrize("had_ended", [False, True])
+def test_a_group_whose_last_one_was_lost_before_its_end_has_not_ended(fewest: int | None, *, had_ended: bool) -> None:
+    """Whoever is started again in its place trains on."""
+    liveness = Liveness(lost="drop", rejoin_s=0.0)
+    store = FakeStore(num_workers=1, fewest=fewest, liveness=liveness)
+    lost = store.connect(role="worker")
+    lost.joined(lost.send("JOIN", m.Join(rank=0)))
+    lost.committed(lost.commit(1))
+    lost.ask("STOP", m.Stop(version=1 if had_ended else 3))
+    store.pass_time(2 * liveness.silence_s)
+    again = store.connect(role="worker")
+    joined = again.joined(again.send("JOIN", m.Join(rank=0, goes_on=True)))
+    assert (joined.stop, joined.decision) == (had_ended, 1)
+    committed = again.committed(again.commit(2))
+    assert (committed.late, committed.decision) == (had_ended, 1 if had_ended else 2)
 
 
 def test_a_life_that_goes_on_while_others_train_is_one_of_them() -> None:

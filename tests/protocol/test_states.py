@@ -280,6 +280,6 @@ def test_document_shows_the_table(table: StateTable[Any, Any], repository: Path)
 
 def test_who_was_refused_hears_why_although_the_others_have_gone_on_without_it() -> None:
     life = WorkerLife(WorkerState.REFUSED)
-    life.membership.drop(life.worker)
+    life.membership.drop(life.worker, had_ended=False)
     with pytest.raises(errors.MissingContribution, match="missing"):
         life.membership.worker_of(CLIENT)

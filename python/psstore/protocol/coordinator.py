@@ -238,8 +238,8 @@ class Coordinator:
         return self._join(conn, request, join, client, now)
 
     def _is_late(self, join: Join) -> bool:
-        """Whether it takes the place of a life in a group that is done."""
-        return join.goes_on and self.membership.is_done
+        """Whether it takes the place of a life in a group that has ended."""
+        return join.goes_on and self.membership.has_ended
 
     def _let_in(self, now: float) -> list[Reply]:
         """Tells those who may train from now on: once the round before is done, as the others are told."""
@@ -310,7 +310,7 @@ class Coordinator:
             return self.rounds.complain(now) + self._move_barriers(now)
         replies: list[Reply] = []
         for worker in self.membership.given_up():
-            self.membership.drop(worker)
+            self.membership.drop(worker, had_ended=self.rounds.is_over(worker.rank))
             replies += self.rounds.leave(worker, now) + self._move_barriers(None)
         return replies
 

@@ -92,6 +92,8 @@ class Membership:
         """Ranks that those will have who wait for their first round."""
         self.num_changes = 0
         """How often a worker's state has changed in this life of the store."""
+        self._last_was_lost = False
+        """Whether the last worker to leave did so without a word, before its end."""
         self._awaited: set[int] = set()
         """Ranks of a group that goes on in this life of the store, which have not come back yet; where workers come and
         go, until one of them does."""
@@ -115,6 +117,11 @@ class Membership:
         """Whether there was a group of workers, and all have left."""
         return bool(self.workers) and len(self._in_state[LEFT]) == len(self.workers) and not self._awaited
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `is_done`, and the last of the group has left by its own word, or had come to the end."""
+        return self.is_done and not self._last_was_lost
+
     def join(
         self,
         *,
@@ -127,14 +134,14 @@ class Membership:
         goes_on: bool = False,
     ) -> Worker:
         """A new life for a rank, or the same one if this client has it already (a resend). `goes_on`: of a group
-        that is done, if this one is; else the next group starts afresh."""
+        that has ended, if this one has; else the next group starts afresh."""
         if announced is not None and announced != self.num_workers and not self.elastic:
             raise BadArgument(
                 f"this worker believes in {announced} workers, the store was started for {self.num_workers};"
                 " start the store with the same --workers"
             )
         self._check_range(rank)
-        if self.is_done and not goes_on:
+        if self.is_done and not (goes_on and self.has_ended):
             self._forget_all()
         known = self.find(client)
         if known is not None and known.state is not LEFT:
@@ -266,11 +273,12 @@ class Membership:
         self._move(worker, WorkerEvent.LEAVES)
         worker.links.clear()
         self.left.add(worker.rank)
+        self._last_was_lost = False
 
-    def drop(self, worker: Worker) -> None:
-        """A lost one is waited for no longer."""
+    def drop(self, worker: Worker, *, had_ended: bool) -> None:
+        """A lost one is waited for no longer. `had_ended`: no commit of it would have counted."""
         self.leave(worker)
-        worker.dropped = True
+        worker.dropped, self._last_was_lost = True, not had_ended
 
     def reached(self, worker: Worker, clock: int) -> None:
         """The worker's round `clock` is decided."""

@@ -121,8 +121,16 @@ class Roster:
         self._note(number, absent)
 
     def begin(self, number: int) -> None:
-        """Where nobody trains: a first round of those who wait, if they are enough. `number`: of the last decision."""
-        if self._fewest is None or self._membership.num_expected or len(self._arrivals) < max(1, self._fewest):
+        """Where nobody trains: a first round of those who wait, if they are enough; or for those who have come in the
+        place of others of a group that has ended meanwhile, none. `number`: of the last decision."""
+        if self._fewest is None or self._membership.num_expected:
+            return
+        if self._membership.has_ended and (late := [one for one in self._arrivals.values() if one.join.goes_on]):
+            self._let_in += late
+            for one in late:
+                del self._arrivals[one.client]
+            return
+        if len(self._arrivals) < max(1, self._fewest):
             return
         self._open()
         self._note(number)
