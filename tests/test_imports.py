@@ -193,6 +193,7 @@ CPP_ARROWS: dict[str, set[str]] = {
     "client": {"core", "wire", "shm", "tls"},
     "shard": {"core", "rules", "kernels", "device", "rows", "table", "wire", "shm"},
     "server": {"core", "device", "table", "shm", "wire", "shard", "tls"},
+    "local": {"core", "device", "table", "shm", "wire", "shard", "tls", "client", "server"},
     "bindings": {
         "core",
         "changes",
@@ -208,6 +209,7 @@ CPP_ARROWS: dict[str, set[str]] = {
         "client",
         "shard",
         "server",
+        "local",
     },
 }
 """Directory of csrc -> those whose headers it may include, besides its own."""

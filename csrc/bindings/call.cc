@@ -97,9 +97,10 @@ py::list Call::answers() const {
   return made;
 }
 
-bool Call::owes_releases() const {
+bool Call::leaves_something() const {
   return std::ranges::any_of(sessions_, [](const ClientSession* session) {
-    return session->num_releases() != 0 && !session->release_is_due;
+    const bool owes_releases = session->num_releases() != 0 && !session->release_is_due;
+    return owes_releases || session->link().wants_turn();
   });
 }
 

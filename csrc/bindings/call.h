@@ -116,8 +116,9 @@ class Call final : public PyAsker, public std::enable_shared_from_this<Call> {
   // REQUIRES of these: it is over.
   bool succeeded() const;
   py::list answers() const;
-  // What was read is told with the next request, and nobody sees to it that it is told at all.
-  bool owes_releases() const;
+  // Something is left to whoever drives its connections: what was read is told with the next request, and nobody sees to
+  // it that it is told at all; or a shard of this process has something to do.
+  bool leaves_something() const;
   // What was raised for a request of it, or None. It is let go of: whoever raises it has frames in its traceback that hold
   // this call, and Python's collector does not see what a call holds.
   py::object take_error() { return std::exchange(error_, py::none()); }

@@ -172,7 +172,7 @@ void CallDriver::send(ClientSession& session) const {
     session.send();
   }
   session.tidy();
-  if (!session.awaits_room()) return;
+  if (!session.awaits_room() || session.link().is_local()) return;
   epoll_event event{.events = EPOLLIN | EPOLLOUT, .data = {.fd = session.link().fd()}};
   epoll_ctl(loop_.sockets, EPOLL_CTL_MOD, session.link().fd(), &event);
 }
@@ -270,7 +270,7 @@ std::optional<bool> CallDriver::start(Call& call) {
   if (!led && small) arm_later(kArmedLater);
   if (!led && !small) arm();
   return std::ranges::all_of(sessions, [&](const ClientSession* session) {
-    return session->looks_at <= call.deadline_s();
+    return session->looks_at <= call.deadline_s() && !session->link().wants_turn();
   });
 }
 

@@ -73,7 +73,7 @@ class CallDriver {
   // session goes on. Empty: nothing was done.
   std::optional<bool> await(PySession& session);
   // Sends, or has it wait for the next answer if one is near. None: nothing was done. False: whoever drives the sessions
-  // has to be told of a new deadline.
+  // has to be told of a new deadline, or of what a shard of this process has answered.
   std::optional<bool> start(Call& call);
 
  private:

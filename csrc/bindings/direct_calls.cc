@@ -209,8 +209,9 @@ std::optional<CallPlan> DirectCalls::plan(const py::tuple& key) const {
 // A time that is named for this call makes terms of its own.
 py::object DirectCalls::terms_of(const CallPlan& plan, py::handle wait_s) const {
   if (wait_s.is_none()) {
-    PyObject* const known =
-        PyDict_GetItemWithError(py::object(parts_.terms[0]).ptr(), plan.op.ptr());
+    PyObject* const all =
+        PyDict_GetItemWithError(py::object(parts_.terms[0]).ptr(), parts_.whose.ptr());
+    PyObject* const known = all == nullptr ? nullptr : PyDict_GetItemWithError(all, plan.op.ptr());
     if (known != nullptr) return py::reinterpret_borrow<py::object>(known);
   }
   return parts_.renew(plan.op, plan.layout, wait_s);
@@ -235,7 +236,7 @@ std::optional<py::list> DirectCalls::carry_out(const CallPlan& plan, const py::s
     case CallDriver::Outcome::kLeft: return conclude_left(plan, call);
     case CallDriver::Outcome::kAnswered: break;
   }
-  if (call->owes_releases()) parts_.starting->look_after(plan.layout);
+  if (call->leaves_something()) parts_.starting->look_after(plan.layout);
   if (!call->succeeded()) return py::list(parts_.conclude(plan.layout, call));
   return plan.reads ? call->answers() : py::list();
 }
@@ -286,16 +287,16 @@ void bind_direct_calls(py::module_& m) {
   using namespace py::literals;
   py::class_<DirectCalls> calls(m, "DirectCalls", py::is_final());
   calls.def(py::init([](py::object driver, py::list sessions, py::sequence plans, py::list terms,
-                        py::object renew, py::object sent, py::object received, py::object newer,
-                        py::object conclude, bool reads_consistently,
+                        py::object whose, py::object renew, py::object sent, py::object received,
+                        py::object newer, py::object conclude, bool reads_consistently,
                         std::shared_ptr<StartingParts> starting) {
               return DirectCalls({std::move(driver), std::move(sessions), std::move(plans),
-                                  std::move(terms), std::move(renew), std::move(sent),
-                                  std::move(received), std::move(newer), std::move(conclude),
-                                  reads_consistently, std::move(starting)});
+                                  std::move(terms), std::move(whose), std::move(renew),
+                                  std::move(sent), std::move(received), std::move(newer),
+                                  std::move(conclude), reads_consistently, std::move(starting)});
             }),
-            "driver"_a, "sessions"_a, py::kw_only(), "plans"_a, "terms"_a, "renew"_a, "sent"_a,
-            "received"_a, "newer"_a, "conclude"_a, "reads_consistently"_a, "starting"_a);
+            "driver"_a, "sessions"_a, py::kw_only(), "plans"_a, "terms"_a, "whose"_a, "renew"_a,
+            "sent"_a, "received"_a, "newer"_a, "conclude"_a, "reads_consistently"_a, "starting"_a);
   for (PyMethodDef& method : methods) add_method(calls, method);
 }
 

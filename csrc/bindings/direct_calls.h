@@ -18,7 +18,9 @@ struct DirectCallParts {
   py::list sessions;  // by way
   py::sequence
       plans;  // one dict, by manner, see client/layout.py: another one in another kind of round
-  py::list terms;  // one dict, by operation: another one when somebody has the loop
+  py::list
+      terms;  // one dict, by whose they are and by operation: another one when somebody has the loop
+  py::object whose;  // this store's, of all that have that loop
   py::object
       renew;  // (op, layout, wait_s) -> CallTerms, or None if something has to be said or done before
   py::object sent;      // (op, layout): it is acknowledged

@@ -13,14 +13,14 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_device(m);
   bindings::bind_shm(m);
   bindings::bind_tls(m);
+  bindings::bind_rows(m);
+  bindings::bind_table(m);
+  bindings::bind_server(m);
   bindings::bind_session(m);
   bindings::bind_calls(m);
   bindings::bind_call_driver(m);
   bindings::bind_direct_calls(m);
   bindings::bind_liveness(m);
-  bindings::bind_rows(m);
-  bindings::bind_table(m);
-  bindings::bind_server(m);
   bindings::bind_kernels(m);
   bindings::bind_codec(m);
   bindings::bind_changes(m);

@@ -14,6 +14,7 @@
 
 #include "bindings/decoder.h"
 #include "core/breakable_rules.h"
+#include "local/local_link.h"
 #include "server/poller.h"
 #include "server/server_protocol.h"
 
@@ -40,7 +41,9 @@ class PyServerProtocol : public PyDecoder {
  public:
   PyServerProtocol(DataService& service, uint64_t connection, uint32_t max_body_bytes,
                    uint64_t max_payload_bytes)
-      : PyDecoder(max_body_bytes, max_payload_bytes), protocol_(decoder(), service, connection) {}
+      : PyDecoder(max_body_bytes, max_payload_bytes),
+        service_(service),
+        protocol_(decoder(), service, connection) {}
 
   // Without the GIL: it is long if values are.
   std::shared_ptr<Frame> next_frame(std::optional<double> now_s) {
@@ -57,6 +60,9 @@ class PyServerProtocol : public PyDecoder {
   ConnectedClient& client() { return protocol_.client(); }
 
  private:
+  friend std::shared_ptr<LocalLink> make_local_link(py::object);
+
+  DataService& service_;
   ServerProtocol protocol_;
 };
 
@@ -94,6 +100,17 @@ Replies::Parts lend_all(const py::sequence& pieces) {
 
 void PyServerProtocol::reply(const py::sequence& pieces) {
   protocol_.replies().add(lend_all(pieces));
+}
+
+std::shared_ptr<LocalLink> make_local_link(py::object protocol) {
+  auto& end = protocol.cast<PyServerProtocol&>();
+  // What lets go of it may not have the GIL.
+  const std::shared_ptr<py::object> owner(new py::object(std::move(protocol)),
+                                          [](py::object* held) {
+                                            const py::gil_scoped_acquire gil;
+                                            delete held;
+                                          });
+  return std::make_shared<LocalLink>(end.decoder(), end.protocol_, end.service_, owner);
 }
 
 class PyPoller {
@@ -343,6 +360,15 @@ void bind_server(py::module_& m) {
   shard.attr("make_data_service") = py::cpp_function(
       &make_service, py::name("make_data_service"), py::is_method(shard), py::kw_only(),
       "max_leased_bytes"_a, "describe_blocks"_a, py::keep_alive<0, 1>());
+
+  py::class_<LocalLink, std::shared_ptr<LocalLink>>(m, "LocalLink", py::is_final())
+      .def(py::init(&make_local_link), "protocol"_a)
+      .def("take_event", &LocalLink::take_event)
+      .def_property_readonly("has_answers", &LocalLink::has_answers)
+      .def(
+          "reply",
+          [](LocalLink& self, const py::sequence& pieces) { self.reply(lend_all(pieces)); },
+          "pieces"_a);
 
   py::class_<PyPoller>(m, "Poller", py::is_final())
       .def(py::init<DataService&, int, double>(), "service"_a, py::kw_only(), "wakeup_fd"_a,

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "local/local_link.h"
+
 namespace psstore::bindings {
 namespace {
 
@@ -325,6 +327,12 @@ void bind_session(py::module_& m) {
             self.session.open(fd, std::move(tls));
           },
           "fd"_a, "tls"_a = nullptr)
+      .def(
+          "open_local",
+          [](PySession& self, std::shared_ptr<LocalLink> link) {
+            self.session.open(std::move(link));
+          },
+          "link"_a)
       .def(
           "welcomed",
           [](PySession& self, uint64_t version, uint64_t last_sequence, double now_s) {

@@ -38,7 +38,10 @@ bool sleep_in_recv(Sessions sessions) {
   return true;
 }
 
+// False at once where a shard is of this process: it has answered what it can.
 bool wait(Sessions sessions, int wakeup_fd, std::chrono::nanoseconds busy) {
+  const auto is_local = [](const ClientSession* session) { return session->link().is_local(); };
+  if (std::ranges::any_of(sessions, is_local)) return false;
   std::vector<pollfd> files;
   files.reserve(sessions.size() + 1);
   for (const ClientSession* const session : sessions) {

@@ -92,6 +92,8 @@ class ClientSession {
   void connected();
   // `fd`: its socket, if it has one here.
   void open(int fd, std::shared_ptr<TlsSession> tls = nullptr) { link_.open(fd, std::move(tls)); }
+  // The shard is of this process.
+  void open(std::shared_ptr<LocalEnd> shard) { link_.open(std::move(shard)); }
   // The handshake is over: the shard has taken writes up to that sequence.
   void welcomed(uint64_t at_version, uint64_t last_sequence, double now_s);
   void disconnected();

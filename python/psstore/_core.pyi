@@ -316,6 +316,21 @@ class DataService:
         """Answers that clients read in shared memory."""
 
 @final
+class LocalLink:
+    """A client and a shard of one process: what the one sends the other hears at once, and answers as far as it is
+    data. One thread at a time drives both."""
+
+    def __init__(self, protocol: ServerProtocol) -> None: ...
+    def take_event(self) -> Frame | None:
+        """What came that is not for data alone: to be dealt with before the shard hears more. Raises what the client
+        did wrong."""
+    @property
+    def has_answers(self) -> bool:
+        """The client has something to receive."""
+    def reply(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """After what the protocol has answered."""
+
+@final
 class Poller:
     """The sockets of all of a shard's connections: receives for their protocols, and sends their replies. One thread at
     a time.
@@ -424,6 +439,8 @@ class ClientSession:
         """A connection stands."""
     def open(self, fd: int, tls: TlsSession | None = None) -> None:
         """`fd`: its socket, which does not block, and is in the loop's epoll. `tls`: None: bytes go as they are."""
+    def open_local(self, link: LocalLink) -> None:
+        """The shard is of this process."""
     def welcomed(self, version: int, last_sequence: int, now: float) -> None:
         """The handshake is over. Sends what was not answered again. `last_sequence`: of the last write that the shard
         has taken. Releases the GIL."""
@@ -623,7 +640,8 @@ class DirectCalls:
         sessions: list[ClientSession],
         *,
         plans: Sequence[Mapping[Hashable, CallPlan]],
-        terms: list[dict[str, CallTerms]],
+        terms: list[dict[object, dict[str, CallTerms]]],
+        whose: object,
         renew: Callable[[str, Any, float | None], CallTerms | None],
         sent: Callable[[str, Any], object],
         received: Callable[[Any, list[Any]], object],
@@ -633,11 +651,11 @@ class DirectCalls:
         starting: StartingParts,
     ) -> None:
         """`sessions`: by way. `plans`: by the call's cache key (client/layout.py), in rounds like the present one.
-        `terms`: those by operation that are good now. `renew`: what they are for an operation, a layout and a time to
-        wait; None: this way is closed. `sent`, `received`: told of what was acknowledged, and of the answers. `newer`:
-        the same of a pull of what is newer than a version; given are also the arrays, and it returns the results.
-        `conclude`: waits for what is missing of a call, and raises what failed of it; returns the answers.
-        `reads_consistently`: whether pulls that do not say are to be of one version."""
+        `terms`: those that are good now, by store and operation; this one is `whose`. `renew`: what they are for an
+        operation, a layout and a time to wait; None: this way is closed. `sent`, `received`: told of what was
+        acknowledged, and of the answers. `newer`: the same of a pull of what is newer than a version; given are also
+        the arrays, and it returns the results. `conclude`: waits for what is missing of a call, and raises what failed
+        of it; returns the answers. `reads_consistently`: whether pulls that do not say are to be of one version."""
     def start_push_many(self, *args: object, **kwargs: object) -> object: ...
     def start_pull_many(self, *args: object, **kwargs: object) -> object: ...
     def push(self, *args: object, **kwargs: object) -> object: ...

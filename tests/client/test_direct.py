@@ -274,9 +274,9 @@ def test_an_interrupt_ends_the_call_and_gives_the_loop_back(ends: Calling) -> No
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", "shm", "local"])
 def test_what_was_done_before_needs_no_turn_of_the_loop(
-    transport: Literal["tcp", "shm"], monkeypatch: pytest.MonkeyPatch
+    transport: Literal["tcp", "shm", "local"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with clusters(transport) as start:
         store = start(shards=2).connect()
@@ -299,7 +299,7 @@ def test_what_was_done_before_needs_no_turn_of_the_loop(
 
 @pytest.mark.sockets
 @pytest.mark.one_loop
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", "shm", "local"])
 def test_what_was_done_before_takes_few_calls_of_python(transport: str) -> None:
     """They are the first push and pull of their rounds, where a decision is carried to the shard."""
     with clusters(transport) as start, start().connect() as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,19 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
-from psstore.errors import BadArgument, BadHyper, DTypeMismatch, NonFinite, OutOfMemory, StoreClosed, WorkerLost
+from psstore.errors import (
+    BadArgument,
+    BadChecksum,
+    BadHyper,
+    DTypeMismatch,
+    NonFinite,
+    OutOfMemory,
+    StoreClosed,
+    WorkerLost,
+)
 from psstore.types import TensorSpec
 from tests.support.cluster import PATIENCE_S, at_once
+from tests.support.server_process import eventually
 
 F32 = np.float32
 
@@ -170,3 +181,48 @@ def test_memory_has_a_limit_as_in_other_processes() -> None:
 def test_memory_that_is_no_size_is_refused() -> None:
     with pytest.raises(BadArgument, match="max_memory is 'much'"):
         psstore.LocalStore(max_memory="much")
+
+
+def test_each_worker_pushes_in_the_round_that_it_is_in() -> None:
+    """All of them have one loop, and what their pushes say was worked out before."""
+    with (
+        psstore.LocalStore(workers=2, mode="async") as server,
+        server.connect(rank=0) as first,
+        server.connect(rank=1) as second,
+    ):
+        for store in (first, second):
+            store.create("w", shape=(8,), rule="sgd")
+        for store in (first, first, second, first, second):
+            store.push("w", np.ones(8, F32))
+            other = second if store is first else first
+            other.push("w", np.ones(8, F32))
+            store.commit({"lr": 1.0})
+        assert second.version == 5
+        assert_array_equal(second.pull("w"), np.full(8, -5, F32))
+
+
+def test_a_read_that_waits_is_answered_by_a_push_of_a_call_that_went_before() -> None:
+    async def read(store: psstore.AsyncStore) -> object:
+        return await store.pull("w", wait_s=PATIENCE_S)
+
+    with psstore.LocalStore() as server, server.connect() as store, ThreadPoolExecutor(1) as pool:
+        store.create("w", shape=(8,), rule="sgd")
+        for step in range(1, 9):
+            store.commit({"lr": 1.0}, early=True, present=["w"])
+            reading = pool.submit(asyncio.run, read(server.connect_async(role="client")))
+            assert eventually(lambda: server._cluster.hosts[0]._service.data.next_wake() is not None)
+            store.push("w", np.ones(8, F32))
+            assert_array_equal(reading.result(PATIENCE_S), np.full(8, -step, F32))
+            store.finish()
+
+
+def test_who_does_wrong_is_told_by_the_shard_before_it_is_left() -> None:
+    with psstore.LocalStore() as server, server.connect() as store:
+        store.create("w", [1.0])
+        store.push("w", np.ones(1, F32))
+        (pipe,) = store._backend._wires  # type: ignore[attr-defined]
+        pipe.session.core.say(bytes(64))
+        with pytest.raises(BadChecksum):
+            store.pull("w")
+        with server.connect(role="client") as other:
+            assert_array_equal(other.pull("w"), np.ones(1, F32))

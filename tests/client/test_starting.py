@@ -79,8 +79,6 @@ def test_a_call_that_was_started_tells_its_error_when_it_is_asked(store: Store) 
 def test_small_calls_that_were_done_before_are_started_without_a_task(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if store._direct is None:
-        pytest.skip("an embedded store has no connections to send over")
     store.create("w", np.zeros(8, F32), rule="sgd")
     store.push_many({"w": np.zeros(8, F32)})
     store.pull_many(["w"])
@@ -98,7 +96,7 @@ def test_small_calls_that_were_done_before_are_started_without_a_task(
 def test_large_calls_are_started_without_a_task_though_the_kernel_is_full(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if store._direct is None or store.shares_memory:
+    if store.shares_memory:
         pytest.skip("nothing is sent but a word")
     names = [f"w{i}" for i in range(8)]
     values = {name: np.full(ELEMS, i, F32) for i, name in enumerate(names)}
@@ -141,7 +139,7 @@ def test_frames_are_short_in_early_rounds_over_sockets(store: Store) -> None:
     early = num_frames()
     store.finish()
     assert num_frames() == late
-    over_sockets = store._direct is not None and not store.shares_memory
+    over_sockets = store._operations.context.sends_all
     assert early > 8 * late if over_sockets else early == late
 
 

@@ -7,9 +7,9 @@ for. The requests are their sessions' like any other: whatever else happens mean
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from psstore import _core
 from psstore.client.arrays import Array
@@ -18,10 +18,23 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
 from psstore.client.started import Started
-from psstore.net.client import SocketDriver
 from psstore.protocol.links import GRACE_S
-from psstore.protocol.requests import OPS
+from psstore.protocol.requests import OPS, Future
+from psstore.protocol.session import Session
 from psstore.wire import messages as m
+
+
+class DirectDriver(Protocol):
+    """What drives a store's sessions, as far as direct calls ask it for anything."""
+
+    def future(self) -> Future: ...
+
+    def resume(self, session: Session) -> None:
+        """A call has sent and received for it without the loop, and left the rest to it."""
+
+    def look_after(self, sessions: Collection[Session]) -> None:
+        """A call that is over, or not waited for, has left them something to do. Any thread may call it."""
+
 
 PLAIN_WRITES = ("ASSIGN", "ADD")
 
@@ -29,7 +42,7 @@ PLAIN_WRITES = ("ASSIGN", "ADD")
 class Direct:
     """The direct calls of one store. Any thread may make them."""
 
-    def __init__(self, operations: Operations, driver: SocketDriver, thread: LoopThread) -> None:
+    def __init__(self, operations: Operations, driver: DirectDriver, thread: LoopThread) -> None:
         self._context = operations.context
         self._writing = operations.writing
         self._reading = operations.reading
@@ -46,6 +59,7 @@ class Direct:
             [session.core for session in self._client.sessions],
             plans=self._context.layouts.plans,
             terms=self._thread.terms,
+            whose=self,
             renew=self._terms,
             sent=self._writing.sent,
             received=self._reading.received,
@@ -68,7 +82,7 @@ class Direct:
         """What the frames say besides their slices. None: something has to be said or done before.
 
         What holds for all such calls is remembered until somebody has the loop, as all of it changes there."""
-        (known,) = self._thread.terms  # another one, if somebody has it meanwhile
+        known = self._thread.terms[0].setdefault(self, {})  # another one, if somebody has it meanwhile
         client = self._client
         if op == "PULL":
             patience_s = self._context.patience(wait_s)

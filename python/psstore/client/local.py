@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypedDict, TypeVar
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl
 
 from psstore import _core
 from psstore.client.arguments import Options
+from psstore.client.direct import Direct
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.store import AsyncStore, Store
@@ -46,12 +48,17 @@ LIVENESS = Liveness(silence_s=math.inf, detached_s=0.0)
 """Never takes a worker for lost: one of this process lives as long as its store is open."""
 
 
+SETTLES_AFTER_S = 0.01
+"""How long idle work waits for calls that do it themselves, as pulls do, and go without the loop as long as nobody
+wants it."""
+
+
 class LocalCluster:
     """The shards of a LocalStore."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        thread: LoopThread,
         num_shards: int,
         consistency: Consistency,
         *,
@@ -60,8 +67,10 @@ class LocalCluster:
         max_memory_bytes: int,
     ) -> None:
         """`devices`: one for each shard. `max_memory_bytes`: of main memory, that all of them may take together."""
-        self.loop = loop
+        self.loop = loop = thread.loop
         self.consistency = consistency
+        self._left: deque[Pipe] = deque()
+        self._ring = thread.bell(self._go_on)
         signer = Signer(secrets.token_bytes(2 * MAC_BYTES))
         coordinator = Coordinator(
             consistency=consistency,
@@ -100,6 +109,15 @@ class LocalCluster:
             for index in range(num_shards)
         ]
 
+    def look_after(self, pipe: Pipe) -> None:
+        """A call without the loop has left it something to do. Any thread may call it."""
+        self._left.append(pipe)
+        self._ring()
+
+    def _go_on(self) -> None:
+        for _ in range(len(self._left)):
+            self._left.popleft().pump()
+
     async def close(self) -> None:
         for host in self.hosts:
             host.close()
@@ -133,26 +151,23 @@ class ShardHost:
             self._service.closed(conn, self._loop.time())
             self._deadline_timer.update()
 
-    def receive(self, conn: int, protocol: _core.ServerProtocol) -> None:
-        """Takes the frames that have arrived."""
-        try:
-            while (wire := self._wires.get(conn)) is not None:
-                frame = protocol.next_frame(self._loop.time())
-                replies = protocol.take_replies()
-                if replies:
-                    wire.to_client(replies)
-                self._carry(self._service.woken(self._loop.time()))
-                if frame is not None:
-                    self._carry(self._service.frame(conn, frame, self._loop.time()))
-                    self._catch_up()
-                elif not replies:
-                    break
-        except ProtocolError as error:
-            self._carry(self._service.failed(conn, error))
+    def hear(self, conn: int, frame: _core.Frame) -> None:
+        """A frame has come that is not for data alone."""
+        self._carry(self._service.frame(conn, frame, self._loop.time()))
+        self._catch_up()
+
+    def blame(self, conn: int, error: ProtocolError) -> None:
+        """Its client is at fault."""
+        self._carry(self._service.failed(conn, error))
+
+    def attend(self) -> None:
+        """Sees to what has become due by what was heard."""
+        self._carry(self._service.woken(self._loop.time()))
         self._deadline_timer.update()
-        if not self._settling and not self._service.is_settled:
-            self._settling = True
-            self._loop.call_soon(self._settle)
+        with suppress(DeviceFailed):  # whoever asks for anything is told
+            if not self._settling and not self._service.is_settled:
+                self._settling = True
+                self._loop.call_later(SETTLES_AFTER_S, self._settle)
 
     def close(self) -> None:
         self._deadline_timer.cancel()
@@ -188,49 +203,72 @@ class ShardHost:
             self._carry(self._service.woken(self._loop.time()))
             self._settling = self._settling or self._service.data.is_filling
         if self._settling:
-            self._loop.call_soon(self._settle)
+            self._loop.call_later(0.0, self._settle)
 
 
 class Pipe:
-    """The link of one session and one shard: each decodes what the other says."""
+    """The link of one session and one shard. What is said for data the shard answers at once, without Python."""
 
     def __init__(self, session: Session, host: ShardHost, loop: asyncio.AbstractEventLoop) -> None:
         self.session = session
         self._host = host
         self._loop = loop
         self._deadline_timer = DeadlineTimer(loop, next_wake=session.next_wake, tick=session.tick)
+        self._is_open = True
         self._pumping = False
-        self._conn, self._to_shard = host.open(self)
+        self._conn, protocol = host.open(self)
+        self._link = _core.LocalLink(protocol)
         session.connected()
+        session.core.open_local(self._link)
         session.own_shard = host.share_within(self._conn)
         session.device = session.own_shard.shard.device_identity if session.own_shard is not None else b""
-        self._pump()
+        self.pump()
 
     def flush(self) -> None:
-        """The session has something to say: soon, after what the caller is at."""
+        """There is something to say or to hear: soon, after what the caller is at."""
         self._deadline_timer.update()
         if not self._pumping:
-            self._loop.call_soon(self._pump)  # first: a signal's handler may raise in between
+            self._loop.call_soon(self.pump)  # first: a signal's handler may raise in between
             self._pumping = True
 
     def to_client(self, pieces: Sequence[Piece]) -> None:
-        try:
-            self.session.feed(pieces, self._loop.time())
-        except PsstoreError as error:
-            self.session.give_up(error)
+        self._link.reply(pieces)
         self.flush()
 
     def close(self) -> None:
+        self._receive()  # what it is closed for
+        self._is_open = False
         self._deadline_timer.cancel()
         self.session.disconnected()
         self._host.hang_up(self._conn)
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
+        """Has the shard hear what the session says, and the session what the shard has answered."""
         self._pumping = False
-        for pieces in self.session.core.take_output():
-            for piece in pieces:
-                self._to_shard.feed(piece)
-                self._host.receive(self._conn, self._to_shard)
+        while self._is_open:
+            self.session.core.send()
+            try:
+                frame = self._link.take_event()
+            except ProtocolError as error:
+                self._host.blame(self._conn, error)
+                return
+            if frame is None:
+                break
+            self._host.hear(self._conn, frame)
+        self._receive()
+        self._host.attend()
+
+    def _receive(self) -> None:
+        now = self._loop.time()
+        try:
+            while self._is_open and self._link.has_answers and self.session.failure is None:
+                self.session.core.receive(now)
+                self.session.take_frames(now)
+        except PsstoreError as error:
+            self.session.give_up(error)
+        if self._is_open and self.session.core.has_output:
+            self.flush()
+        self._deadline_timer.update()
 
 
 class LocalDriver:
@@ -238,7 +276,7 @@ class LocalDriver:
 
     def __init__(self, cluster: LocalCluster, thread: LoopThread, *, on_released: Callable[[], None] | None) -> None:
         self.thread = thread
-        self.direct = None  # its frames need no sockets, and the loop for both ends
+        self.direct: Direct
         self._cluster = cluster
         self._wires: list[Pipe] = []
         self._on_released = on_released
@@ -261,7 +299,9 @@ class LocalDriver:
         if options.role == "worker":
             await client.worker.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
             WaitNotices(client, self._cluster.loop)
-        return Operations(client, wait_s=options.wait_s)
+        operations = Operations(client, wait_s=options.wait_s)
+        self.direct = Direct(operations, self, self.thread)
+        return operations
 
     def now(self) -> float:
         return self._cluster.loop.time()
@@ -273,6 +313,15 @@ class LocalDriver:
         self._wires[session.shard].flush()
 
     await_answer = flush
+
+    def resume(self, session: Session) -> None:
+        """A call has been heard without the loop, and left the rest to it."""
+        self._wires[session.shard].pump()
+
+    def look_after(self, sessions: Collection[Session]) -> None:
+        """A call that is over, or not waited for, has left them something to do. Any thread may call it."""
+        for session in sessions:
+            self._cluster.look_after(self._wires[session.shard])
 
     async def close(self) -> None:
         for wire in self._wires:
@@ -376,7 +425,7 @@ class LocalStore:
         )
         self.thread = LoopThread()
         self._cluster = LocalCluster(
-            self.thread.loop,
+            self.thread,
             shards,
             consistency,
             refuse_non_finite=refuse_non_finite,

@@ -72,6 +72,7 @@ class LoopThread:
         self._busy_s = busy_s
         self._loop = ManualLoop()
         self.loop = self._loop.as_asyncio
+        self.bell = self._loop.bell
         self._queue = threading.Lock()
         """Held by the next one that gets the loop: who releases it does not take it again before others."""
         self._mutex = threading.Lock()
@@ -87,9 +88,9 @@ class LoopThread:
         self._starting = threading.RLock()
         """Orders `submit` and `stop`. Reentrant: a garbage collection inside `submit` may end another store here."""
         self._stopping = False
-        self.terms: list[dict[str, _core.CallTerms]] = [{}]
-        """What direct calls say besides their slices, by operation: one dictionary, and another one as soon as
-        somebody has the loop, where all that changes by which they would say something else."""
+        self.terms: list[dict[object, dict[str, _core.CallTerms]]] = [{}]
+        """What direct calls say besides their slices, by store and operation: one dictionary, and another one as soon
+        as somebody has the loop, where all that changes by which they would say something else."""
         self._corked: list[_core.ClientSession] = []
         """On which something waits to go out: whoever has the loop next sends it first."""
         self._idle = select.epoll()

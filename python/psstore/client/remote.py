@@ -120,7 +120,7 @@ class Remote:
 
     def __init__(self, thread: LoopThread) -> None:
         self.thread = thread
-        self.direct: Direct | None = None
+        self.direct: Direct
         self.returns = False
         """The store starts again by itself when a shard of it dies."""
         self._driver: SocketDriver | None = None

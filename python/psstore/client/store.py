@@ -47,9 +47,8 @@ class Backend(Protocol):
 
     thread: LoopThread
 
-    @property
-    def direct(self) -> Direct | None:
-        """Its direct calls, if it makes any."""
+    direct: Direct
+    """Its direct calls."""
 
     async def close(self) -> None:
         """Ends the connections. Runs on the thread's loop."""
@@ -77,8 +76,8 @@ class _Face:
         self._operations = operations
         self._backend = backend
         self._direct = backend.direct
-        self._calls = None if self._direct is None else self._direct.calls()
-        """None: closed, or it makes none."""
+        self._calls: DirectCalls | None = self._direct.calls()
+        """None: closed."""
         self._closed: str | None = None
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
@@ -363,7 +362,7 @@ def _started(
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        if at_once is not None and paced is not None and self._calls is not None and self._direct is not None:
+        if at_once is not None and paced is not None and self._calls is not None:
             started = at_once(self._calls, *args, **kwargs)
             if started is NotImplemented:
                 started = paced(self._direct.paced, *args, **kwargs)

@@ -149,6 +149,19 @@ class ManualLoop:
         if mask & ~select.EPOLLOUT and (callback := self._readers.get(fd) or self._writers.get(fd)):
             callback()
 
+    def bell(self, callback: Callback) -> Callback:
+        """What, called by any thread, has the loop call `callback` once or more, as if a socket had become readable:
+        nothing is ready meanwhile."""
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+
+        def rung() -> None:
+            os.eventfd_read(fd)
+            callback()
+
+        self.add_reader(fd, rung)
+        return partial(_ring, fd, 1)
+
     # ---- asyncio's interface ----
 
     @property

@@ -1,0 +1,93 @@
+#include "local/local_link.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace psstore {
+namespace {
+
+// On the clock of whoever drives the two.
+double now_s() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+std::span<const std::byte> bytes_of(const Replies::Part& part) {
+  if (const auto* const bytes = std::get_if<std::string>(&part)) {
+    return std::as_bytes(std::span(*bytes));
+  }
+  const auto& piece = std::get<Piece>(part);
+  return {piece.buffer->data(), piece.num_bytes};
+}
+
+}  // namespace
+
+void LocalLink::hear(Outgoing& outgoing) {
+  serve();
+  while (!is_held() && !outgoing.done()) {
+    const iovec piece = outgoing.pieces().front();
+    const std::span<std::byte> window = decoder_.writable().bytes;
+    const size_t num_bytes = std::min(piece.iov_len, window.size());
+    std::memcpy(window.data(), piece.iov_base, num_bytes);
+    decoder_.written(num_bytes);
+    outgoing.sent(num_bytes);
+    serve();
+  }
+}
+
+size_t LocalLink::answer(std::span<std::byte> window) {
+  size_t num_bytes = 0;
+  while (!answers_.empty() && num_bytes < window.size()) {
+    const auto left = bytes_of(answers_.front()).subspan(answered_bytes_);
+    const size_t taken = std::min(left.size(), window.size() - num_bytes);
+    std::memcpy(window.data() + num_bytes, left.data(), taken);
+    num_bytes += taken;
+    answered_bytes_ += taken;
+    if (taken < left.size()) break;
+    answers_.pop_front();
+    answered_bytes_ = 0;
+  }
+  return num_bytes;
+}
+
+// Reads of others may have got their answers by what was heard here.
+bool LocalLink::wants_turn() const {
+  if (is_held() || has_answers()) return true;
+  const std::optional<double> wake = service_.next_wake();
+  return wake && *wake <= now_s();
+}
+
+std::shared_ptr<Frame> LocalLink::take_event() {
+  if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
+  return std::exchange(event_, nullptr);
+}
+
+void LocalLink::reply(Replies::Parts parts) {
+  take_answers();
+  for (Replies::Part& part : parts) {
+    if (!bytes_of(part).empty()) answers_.push_back(std::move(part));
+  }
+}
+
+void LocalLink::serve() {
+  while (!is_held()) {
+    try {
+      event_ = protocol_.next_frame(now_s());
+    } catch (const std::exception&) {
+      failure_ = std::current_exception();
+    }
+    const bool is_full = protocol_.is_shut() && !protocol_.replies().empty();
+    take_answers();
+    if (event_ == nullptr && !is_full) return;  // it has no more for now, or is not heard
+  }
+}
+
+void LocalLink::take_answers() {
+  for (Replies::Part& part : protocol_.replies().take()) answers_.push_back(std::move(part));
+}
+
+}  // namespace psstore
