@@ -2,6 +2,7 @@
 // themselves.
 #include "bindings/direct_calls.h"
 
+#include <cmath>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -13,12 +14,19 @@ namespace {
 
 // ---- what is asked: of one tensor, or of many. Nullopt: more than the short way has -----------------
 
+// Of a push without a codec it changes nothing, but what is none is for others to complain of.
+bool is_scale(py::handle given) {
+  if (given.is_none()) return true;
+  return PyFloat_Check(given.ptr()) && PyFloat_AS_DOUBLE(given.ptr()) > 0.0 &&
+         std::isfinite(PyFloat_AS_DOUBLE(given.ptr()));
+}
+
 std::optional<PushAsked> push_of_one(const Arguments& arguments) {
   static const Signature<5> signature({"name", "value", "op", "codec", "loss_scale"}, 2);
   const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
   const auto [name, value, op, codec, loss_scale] = *given;
-  if (!codec.is_none()) return std::nullopt;
+  if (!codec.is_none() || !is_scale(loss_scale)) return std::nullopt;
   return PushAsked{py::make_tuple(name), py::make_tuple(value), op};
 }
 
@@ -27,7 +35,8 @@ std::optional<PushAsked> push_of_many(const Arguments& arguments) {
   const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
   const auto [items, op, codec, loss_scale] = *given;
-  if (!codec.is_none() || !PyDict_CheckExact(items.ptr())) return std::nullopt;
+  const bool plain = codec.is_none() && is_scale(loss_scale) && PyDict_CheckExact(items.ptr());
+  if (!plain) return std::nullopt;
   return PushAsked{stolen<py::tuple>(PySequence_Tuple(items.ptr())),
                    stolen<py::list>(PyDict_Values(items.ptr())), op};
 }

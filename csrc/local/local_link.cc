@@ -24,17 +24,25 @@ std::span<const std::byte> bytes_of(const Replies::Part& part) {
   return {piece.buffer->data(), piece.num_bytes};
 }
 
+// Returns how many bytes of it went to the window.
+size_t fill(std::span<std::byte> window, Outgoing& outgoing) {
+  size_t num_bytes = 0;
+  for (const iovec& piece : outgoing.pieces()) {
+    const size_t taken = std::min(piece.iov_len, window.size() - num_bytes);
+    std::memcpy(window.data() + num_bytes, piece.iov_base, taken);
+    num_bytes += taken;
+    if (num_bytes == window.size()) break;
+  }
+  outgoing.sent(num_bytes);
+  return num_bytes;
+}
+
 }  // namespace
 
 void LocalLink::hear(Outgoing& outgoing) {
   serve();
   while (!is_held() && !outgoing.done()) {
-    const iovec piece = outgoing.pieces().front();
-    const std::span<std::byte> window = decoder_.writable().bytes;
-    const size_t num_bytes = std::min(piece.iov_len, window.size());
-    std::memcpy(window.data(), piece.iov_base, num_bytes);
-    decoder_.written(num_bytes);
-    outgoing.sent(num_bytes);
+    decoder_.written(fill(decoder_.writable().bytes, outgoing));
     serve();
   }
 }

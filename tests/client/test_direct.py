@@ -337,7 +337,7 @@ def test_a_pull_of_what_is_newer_needs_no_turn_of_the_loop(monkeypatch: pytest.M
         for name in "abc":
             store.create(name, np.zeros(8, F32))
         out = [np.zeros(8, F32) for _ in "abc"]
-        store.pull_many("abc", out=out)
+        store.pull_many(list("abc"), out=out)
         bytes_pulled = store.bytes_pulled
 
         def ask_again() -> None:
