@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <string>
 #include <utility>
-#include <variant>
 
 namespace psstore {
 namespace {
@@ -14,14 +12,6 @@ namespace {
 double now_s() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
-}
-
-std::span<const std::byte> bytes_of(const Replies::Part& part) {
-  if (const auto* const bytes = std::get_if<std::string>(&part)) {
-    return std::as_bytes(std::span(*bytes));
-  }
-  const auto& piece = std::get<Piece>(part);
-  return {piece.buffer->data(), piece.num_bytes};
 }
 
 // Returns how many bytes of it went to the window.

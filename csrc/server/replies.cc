@@ -3,7 +3,6 @@
 #include <algorithm>
 
 namespace psstore {
-namespace {
 
 std::span<const std::byte> bytes_of(const Replies::Part& part) {
   if (const auto* const piece = std::get_if<Piece>(&part)) {
@@ -11,8 +10,6 @@ std::span<const std::byte> bytes_of(const Replies::Part& part) {
   }
   return std::as_bytes(std::span(std::get<std::string>(part)));
 }
-
-}  // namespace
 
 void Replies::clear() {
   parts_.clear();

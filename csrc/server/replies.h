@@ -107,4 +107,6 @@ class Replies {
   uint64_t connection_ = 0;
 };
 
+std::span<const std::byte> bytes_of(const Replies::Part& part);
+
 }  // namespace psstore

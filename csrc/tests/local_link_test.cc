@@ -10,15 +10,15 @@
 namespace psstore::testing {
 namespace {
 
-constexpr Key kSmall = make_key(1, 0);
-constexpr Key kLarge = make_key(2, 0);
-constexpr size_t kLargeElems = 100'000;
+constexpr Key kPair = make_key(1, 0);
+constexpr Key kMany = make_key(2, 0);
+constexpr size_t kManyElems = 100'000;
 
 class LocalLinkTest : public ::testing::Test {
  protected:
   LocalLinkTest() {
-    shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, 2}}});
-    shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kLarge, kLargeElems}}});
+    shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kPair, 2}}});
+    shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kMany, kManyElems}}});
     protocol_.open("a", false);
   }
 
@@ -60,8 +60,8 @@ Floats ones(size_t num_elems) {
 }
 
 TEST_F(LocalLinkTest, WhatIsSaidForDataIsHeardAndAnsweredAtOnce) {
-  say(wire({Op::kASSIGN, {{kLarge, ones(kLargeElems)}}, 7, 1}));
-  say(wire({Op::kPULL, {{kLarge, {}}}, 8, 0, 0, carry(0)}));
+  say(wire({Op::kASSIGN, {{kMany, ones(kManyElems)}}, 7, 1}));
+  say(wire({Op::kPULL, {{kMany, {}}}, 8, 0, 0, carry(0)}));
   EXPECT_TRUE(is_heard());
   EXPECT_EQ(link_.take_event(), nullptr);
   EXPECT_TRUE(link_.has_answers());
@@ -69,14 +69,14 @@ TEST_F(LocalLinkTest, WhatIsSaidForDataIsHeardAndAnsweredAtOnce) {
   ASSERT_EQ(came.size(), 2u);
   EXPECT_EQ(came[0]->header.request, 7u);
   EXPECT_EQ(came[1]->header.request, 8u);
-  EXPECT_EQ(floats_of(came[1]->payload), ones(kLargeElems));
+  EXPECT_EQ(floats_of(came[1]->payload), ones(kManyElems));
   EXPECT_FALSE(link_.has_answers());
   EXPECT_FALSE(link_.wants_turn());
 }
 
 TEST_F(LocalLinkTest, WhatComesBehindAFrameForOthersWaitsForThem) {
   say(wire({Op::kSTATS, {}, 7}));
-  say(wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 8, 1}));
+  say(wire({Op::kASSIGN, {{kPair, {1, 2}}}, 8, 1}));
   EXPECT_FALSE(is_heard());
   EXPECT_TRUE(link_.wants_turn());
   const std::shared_ptr<Frame> event = link_.take_event();
@@ -93,7 +93,7 @@ TEST_F(LocalLinkTest, WhatComesBehindAFrameForOthersWaitsForThem) {
 
 TEST_F(LocalLinkTest, WhoeverDrivesItIsToldWhatTheClientDidWrong) {
   say(Bytes(kHeaderBytes));
-  say(wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 8, 1}));
+  say(wire({Op::kASSIGN, {{kPair, {1, 2}}}, 8, 1}));
   EXPECT_FALSE(is_heard());
   EXPECT_THROW(link_.take_event(), Error);
   EXPECT_TRUE(answers().empty());
