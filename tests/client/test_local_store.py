@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -59,6 +61,16 @@ def test_shared_store_outlives_its_connections() -> None:
             store.create("a", [1.0])
         with server.connect() as store:
             assert_array_equal(store.pull("a"), np.array([1], F32))
+
+
+def test_a_store_that_was_closed_is_gone_with_what_it_held() -> None:
+    with psstore.LocalStore() as server, server.connect() as store:
+        store.create("a", [1.0])
+        store.push("a", np.ones(1, F32))
+    held = weakref.ref(server._cluster.hosts[0])
+    del server, store
+    gc.collect()
+    assert held() is None
 
 
 def test_closing_the_store_ends_calls_under_way() -> None:

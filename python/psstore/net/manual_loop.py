@@ -229,6 +229,7 @@ class ManualLoop:
         self._closed = True
         self.on_call = self.on_distrust = _nothing
         self._timers.clear()
+        self._readers.clear()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         self._sockets.close()
