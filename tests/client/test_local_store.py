@@ -238,3 +238,16 @@ def test_who_does_wrong_is_told_by_the_shard_before_it_is_left() -> None:
             store.pull("w")
         with server.connect(role="client") as other:
             assert_array_equal(other.pull("w"), np.ones(1, F32))
+
+
+def test_an_early_commit_is_known_as_soon_as_it_was_started() -> None:
+    """Whoever's program fails then leaves the others in the middle of their step."""
+    with psstore.LocalStore() as server, server.connect() as store:
+        store.create("w", shape=(8,), rule="sgd")
+        for _ in range(100):
+            started = store.start_commit({"lr": 1.0}, early=True, present=["w"])
+            assert store.is_promised
+            started.result(PATIENCE_S)
+            store.push("w", np.ones(8, F32))
+            store.finish()
+            assert not store.is_promised

@@ -150,6 +150,8 @@ class _Face:
     @property
     def is_promised(self) -> bool:
         """Whether this round was committed early, and is not finished: who leaves now leaves it torn."""
+        with suppress(StoreClosed):
+            self._backend.thread.catch_up()  # that commit may have been started just before
         return self._operations.client.worker.is_promised
 
     @property
