@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -577,22 +576,6 @@ def test_sigterm_drains_a_worker_and_its_program_goes_on(caplog: pytest.LogCaptu
         assert (store.version, chosen.is_drained) == (4, True)
     assert "leaves after version 3: it was sent SIGTERM" in caplog.text
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_sigterm_ends_processes_that_a_step_has_forked() -> None:
-    """As those of a `multiprocessing.Pool`, which sends it to them at its end, and waits."""
-    with psstore.connect("local://") as store:
-        one = trainee(store)
-        for step in session(one.optimizer, stop_at=1):
-            turn(one, step)
-            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(PATIENCE_S,))
-            child.start()
-            child.terminate()
-            child.join(PATIENCE_S / 2)
-            code = child.exitcode
-            child.kill()
-            child.join()
-            assert code == -signal.SIGTERM
 
 
 def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:

@@ -4,7 +4,6 @@ at one version on all workers, logging, summaries, and the duties that one worke
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -421,16 +420,7 @@ def drained_by_sigterm(session: TrainingSession) -> Iterator[None]:
     if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    process = os.getpid()
-
-    def drain(*_: object) -> None:
-        if os.getpid() == process:
-            session.drain("it was sent SIGTERM")
-        else:  # a forked child, as a pool's: SIGTERM is to end it
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGTERM, lambda *_: session.drain("it was sent SIGTERM"))
     try:
         yield
     finally:
