@@ -13,6 +13,7 @@
 
 #include "client/drive.h"
 #include "core/busy_poll.h"
+#include "core/clock.h"
 
 namespace psstore::bindings {
 namespace {
@@ -33,12 +34,6 @@ std::chrono::nanoseconds as_nanoseconds(double seconds) {
 py::object called(PyObject* result) {
   if (result == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(result);
-}
-
-// On Python's time.monotonic, which is the event loop's clock.
-double now_s() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
 }
 
 // What waits on a session to go out together, at most: it goes out with the GIL held.
@@ -192,7 +187,7 @@ void CallDriver::arm_later(std::chrono::nanoseconds time) {
 void CallDriver::make(Call& call) const {
   std::optional<Inside> inside;
   if (call.has_news()) inside.emplace(*this);
-  call.ask(now_s());
+  call.ask(monotonic_s());
 }
 
 // Until all is answered no Python object is made while the loop is held, but where there is news, and so no line of Python
@@ -208,7 +203,7 @@ CallDriver::Outcome CallDriver::call(Call& call) {
     const py::gil_scoped_release no_gil;
     drive(sessions, loop_.wakeup_fd, loop_.busy);
   }
-  const double now = now_s();
+  const double now = monotonic_s();
   for (ClientSession* const session : sessions) {
     if (session->tell_answered()) session->last_heard_s = now;
     session->tidy();
@@ -243,7 +238,7 @@ std::optional<bool> CallDriver::await(PySession& asked) {
     drive({&session, 1}, loop_.wakeup_fd, loop_.busy);
   }
   busy_ = false;
-  if (session->tell_answered()) session->last_heard_s = now_s();
+  if (session->tell_answered()) session->last_heard_s = monotonic_s();
   send(*session);
   return asked.is_settled();
 }
@@ -258,7 +253,7 @@ std::optional<bool> CallDriver::start(Call& call) {
   const bool waits = can_wait(call);
   if (!waits) uncork();
   const Inside inside(*this);
-  call.ask(now_s());
+  call.ask(monotonic_s());
   for (size_t i = 0; i < sessions.size(); ++i) {
     if (!waits) {
       send(*sessions[i]);

@@ -14,6 +14,7 @@
 
 #include "bindings/decoder.h"
 #include "core/breakable_rules.h"
+#include "core/clock.h"
 #include "local/local_link.h"
 #include "server/poller.h"
 #include "server/server_protocol.h"
@@ -32,9 +33,13 @@ py::list parts_of(Replies& replies) {
   return parts;
 }
 
-double monotonic_s() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
+// One that may be copied, and let go of, where the GIL is not held.
+template <typename T>
+std::shared_ptr<T> held_by_others(T object) {
+  return {new T(std::move(object)), [](T* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
 }
 
 class PyServerProtocol : public PyDecoder {
@@ -58,11 +63,10 @@ class PyServerProtocol : public PyDecoder {
 
   ServerProtocol& protocol() { return protocol_; }
   ConnectedClient& client() { return protocol_.client(); }
+  const DataService& service() const { return service_; }
 
  private:
-  friend std::shared_ptr<LocalLink> make_local_link(py::object);
-
-  DataService& service_;
+  const DataService& service_;
   ServerProtocol protocol_;
 };
 
@@ -104,13 +108,8 @@ void PyServerProtocol::reply(const py::sequence& pieces) {
 
 std::shared_ptr<LocalLink> make_local_link(py::object protocol) {
   auto& end = protocol.cast<PyServerProtocol&>();
-  // What lets go of it may not have the GIL.
-  const std::shared_ptr<py::object> owner(new py::object(std::move(protocol)),
-                                          [](py::object* held) {
-                                            const py::gil_scoped_acquire gil;
-                                            delete held;
-                                          });
-  return std::make_shared<LocalLink>(end.decoder(), end.protocol_, end.service_, owner);
+  return std::make_shared<LocalLink>(end.decoder(), end.protocol(), end.service(),
+                                     held_by_others(std::move(protocol)));
 }
 
 class PyPoller {
@@ -175,12 +174,7 @@ using SharedBlocks = std::vector<std::shared_ptr<device::SharedBlock>>;
 
 std::unique_ptr<DataService> make_service(Shard& shard, uint64_t max_leased_bytes,
                                           const py::function& describe_blocks) {
-  // Copied and called where the GIL may not be held.
-  auto called =
-      std::shared_ptr<py::function>(new py::function(describe_blocks), [](py::function* held) {
-        const py::gil_scoped_acquire gil;
-        delete held;
-      });
+  const auto called = held_by_others(describe_blocks);
   return std::make_unique<DataService>(
       shard, DataServiceOptions{.max_leased_bytes = max_leased_bytes,
                                 .describe_blocks = [called](const SharedBlocks& blocks) {

@@ -1,18 +1,13 @@
 #include "local/local_link.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
+#include "core/clock.h"
+
 namespace psstore {
 namespace {
-
-// On the clock of whoever drives the two.
-double now_s() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
 
 // Returns how many bytes of it went to the window.
 size_t fill(std::span<std::byte> window, Outgoing& outgoing) {
@@ -56,7 +51,7 @@ size_t LocalLink::answer(std::span<std::byte> window) {
 bool LocalLink::wants_turn() const {
   if (is_held() || has_answers()) return true;
   const std::optional<double> wake = service_.next_wake();
-  return wake && *wake <= now_s();
+  return wake && *wake <= monotonic_s();
 }
 
 std::shared_ptr<Frame> LocalLink::take_event() {
@@ -74,7 +69,7 @@ void LocalLink::reply(Replies::Parts parts) {
 void LocalLink::serve() {
   while (!is_held()) {
     try {
-      event_ = protocol_.next_frame(now_s());
+      event_ = protocol_.next_frame(monotonic_s());
     } catch (const std::exception&) {
       failure_ = std::current_exception();
     }

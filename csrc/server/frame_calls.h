@@ -14,7 +14,7 @@ namespace psstore {
 // Throws Error(BAD_ARGUMENT) for an operation that carries nothing to write.
 WriteKind write_kind(const Frame& frame);
 
-// Shard::admit for the payload that `frame` announces; its table then says what may be written. Empty if
+// Memory for the payload that `frame` announces; its table then says what may be written. Empty if
 // nothing may be, or if the payload is in shared memory already.
 BufferRef admit(Shard& shard, Frame& frame);
 

@@ -69,13 +69,11 @@ class Shard {
   void define(const TensorDefinition& definition);
   void drop(uint64_t tensor_id);
 
-  // ---- writes: admit() before the payload is received, then the call for its kind
+  // ---- writes: check() before the payload is received, then the call for its kind
 
   // Sets each entry's status to whether it may be written; true: some of them may.
   // Throws Error(BAD_HEADER) if the entries do not add up to `payload_bytes`.
   bool check(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes);
-  // The same, and returns memory for the payload; empty if it is not worth receiving.
-  BufferRef admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes);
 
   // These act on the entries that are OK; `payload` may be empty if none is or all are of zero size.
   // Entries come back as the reply's: status, version, num_bytes 0.

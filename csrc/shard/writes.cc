@@ -44,11 +44,6 @@ bool Shard::check(WriteKind kind, std::span<SliceEntry> entries, uint64_t payloa
   return may_write;
 }
 
-BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes) {
-  return check(kind, entries, payload_bytes) ? backend_->allocate_payload(payload_bytes)
-                                             : BufferRef();
-}
-
 void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload,
                   bool repeats) {
   check_payload(entries, payload);

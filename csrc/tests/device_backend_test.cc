@@ -78,7 +78,7 @@ class DeviceBackendTest : public ::testing::Test {
     }
     static BufferRef received(Shard& shard, WriteKind kind, std::vector<SliceEntry>& entries,
                               const Floats& values) {
-      BufferRef payload = shard.admit(kind, entries, values.size() * sizeof(float));
+      BufferRef payload = admit(shard, kind, entries, values.size() * sizeof(float));
       std::memcpy(payload->data(), values.data(), payload->size());
       return payload;
     }
@@ -209,10 +209,10 @@ TEST_F(DeviceBackendTest, TakesAllReadySlotsOfACallInOneLaunch) {
   shard.define(
       {1, DType::kFloat32, RuleKind::kSgd, 0, false, {{make_key(1, 0), 1}, {make_key(1, 1), 1}}});
   std::vector<SliceEntry> entries = entries_for({{make_key(1, 0), {5}}, {make_key(1, 1), {7}}});
-  BufferRef payload = shard.admit(WriteKind::kInit, entries, 8);
+  BufferRef payload = admit(shard, WriteKind::kInit, entries, 8);
   shard.initialise(entries, payload);
   entries = entries_for({{make_key(1, 0), {5}}, {make_key(1, 1), {7}}});
-  payload = shard.admit(WriteKind::kPush, entries, 8);
+  payload = admit(shard, WriteKind::kPush, entries, 8);
   shard.stage({0, 1, 1}, entries, payload);
   shard.advance(decision(1, {member(0, 1)}));
   shard.settle(-1);
@@ -248,7 +248,7 @@ class DeviceFollowingTest : public ::testing::Test {
     for (size_t i = 0; i < kSlots; ++i) all.insert(all.end(), gradient.begin(), gradient.end());
     std::vector<SliceEntry> made = entries(DType::kFloat32, 0);
     for (SliceEntry& entry : made) entry.num_bytes = kElems * sizeof(float);
-    const BufferRef payload = shard->admit(WriteKind::kPush, made, all.size() * sizeof(float));
+    const BufferRef payload = admit(*shard, WriteKind::kPush, made, all.size() * sizeof(float));
     std::memcpy(payload->data(), all.data(), payload->size());
     shard->stage({0, 1, number}, made, payload);
     shard->advance(decision(number, {member(0, number)}));
@@ -375,7 +375,7 @@ TEST_F(DeviceBackendTest, RefusesAStepWhoseStateDoesNotFitBeforeItChangesAnythin
   };
   const auto push = [&](uint64_t id, uint64_t round) {
     std::vector<SliceEntry> entries = entries_for({{make_key(id, 0), Floats(kElems, 1.0F)}});
-    const BufferRef payload = shard.admit(WriteKind::kPush, entries, kElems * sizeof(float));
+    const BufferRef payload = admit(shard, WriteKind::kPush, entries, kElems * sizeof(float));
     std::ranges::fill(std::span(reinterpret_cast<float*>(payload->data()), kElems), 1.0F);
     shard.stage({0, 1, round}, entries, payload);
   };
@@ -416,7 +416,7 @@ TEST_F(DeviceBackendTest, RefusesAPushThatDoesNotFitAndTakesItLater) {
   const Values gradient{{make_key(1, 0), Floats(4096, 1)}};
   const auto push = [&](uint32_t rank) {
     std::vector<SliceEntry> entries = entries_for(gradient);
-    const BufferRef payload = shard.admit(WriteKind::kPush, entries, 16384);
+    const BufferRef payload = admit(shard, WriteKind::kPush, entries, 16384);
     std::memcpy(payload->data(), gradient[0].second.data(), 16384);
     shard.stage({rank, 1, 1}, entries, payload);
   };
@@ -444,7 +444,7 @@ class FullDeviceTest : public ::testing::Test {
 
   std::vector<SliceEntry> sent(WriteKind kind, Key key, uint64_t number) {
     std::vector<SliceEntry> entries = entries_for({{key, {1}}});
-    const BufferRef payload = shard.admit(kind, entries, sizeof(float));
+    const BufferRef payload = admit(shard, kind, entries, sizeof(float));
     const float one = 1;
     std::memcpy(payload->data(), &one, sizeof(one));
     if (kind == WriteKind::kPush) {

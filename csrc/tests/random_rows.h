@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "admit.h"
 #include "shard/shard.h"
 
 namespace psstore::testing {
@@ -67,7 +68,7 @@ class RandomRowsTest : public ::testing::Test {
     entries = {{.key = make_key(table_id, partition),
                 .num_bytes = static_cast<uint32_t>(num_bytes),
                 .dtype = kRowsEncoding}};
-    BufferRef payload = shard->admit(kind, entries, num_bytes);
+    BufferRef payload = admit(*shard, kind, entries, num_bytes);
     if (ids.empty() || !payload) return payload;
     std::memcpy(payload->data(), ids.data(), ids.size() * kIdBytes);
     std::vector<float> rows(ids.size() * kDim);

@@ -168,13 +168,21 @@ TEST_F(LendingTest, NothingIsLentOfAClientThatIsGone) {
   EXPECT_EQ(released(), Numbers{1});
 }
 
-TEST(ReplicationOverAConnectionTest, AStandbyIsHeardHoweverMuchItIsOwed) {
+// A standby's connection, at its shard.
+class StandbysConnectionTest : public ::testing::Test {
+ protected:
+  StandbysConnectionTest() {
+    protocol.open("standby", /*wants_checksum=*/false);
+    protocol.follow();
+  }
+
   Shard shard{ShardOptions()};
-  DataService service(shard);
+  DataService service{shard};
   FrameDecoder decoder;
-  ServerProtocol protocol(decoder, service, kStandby);
-  protocol.open("standby", /*wants_checksum=*/false);
-  protocol.follow();
+  ServerProtocol protocol{decoder, service, kStandby};
+};
+
+TEST_F(StandbysConnectionTest, IsHeardHoweverMuchTheStandbyIsOwed) {
   Replication& replication = service.replication();
   const BufferRef values = make_pool()->allocate(kMaxWaitingReplyBytes);
   replication.record({.op = Op::kPUSH}, {values, kMaxWaitingReplyBytes});
@@ -185,13 +193,7 @@ TEST(ReplicationOverAConnectionTest, AStandbyIsHeardHoweverMuchItIsOwed) {
   EXPECT_EQ(replication.followers().at(kStandby).has, 1);
 }
 
-TEST(ReplicationOverAConnectionTest, AStandbysWordThatHasAPayloadIsForOthersToRefuse) {
-  Shard shard{ShardOptions()};
-  DataService service(shard);
-  FrameDecoder decoder;
-  ServerProtocol protocol(decoder, service, kStandby);
-  protocol.open("standby", /*wants_checksum=*/false);
-  protocol.follow();
+TEST_F(StandbysConnectionTest, LeavesAWordThatHasAPayloadForOthersToRefuse) {
   const Bytes word = wire({.op = Op::kPUSHED, .slices = {{make_key(1, 0), {1, 2}}}});
   decoder.feed(word);
   const std::shared_ptr<Frame> frame = protocol.next_frame(0.0);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "admit.h"
 #include "server/frame_calls.h"
 #include "wire/rows_asked.h"
 
@@ -189,7 +190,7 @@ TEST_F(RowFrames, leave_what_admission_has_counted_to_those_who_hold_a_decision)
   const Key key = make_key(kDense + 5, 0);  // the table that counts
   const auto train = [&](uint64_t id) {
     std::vector<SliceEntry> entries{{.key = key, .num_bytes = kRowBytes, .dtype = kRowsEncoding}};
-    const BufferRef payload = shard_.admit(WriteKind::kPush, entries, kRowBytes);
+    const BufferRef payload = testing::admit(shard_, WriteKind::kPush, entries, kRowBytes);
     std::memset(payload->data(), 0, payload->size());
     std::memcpy(payload->data(), &id, sizeof id);
     shard_.stage({0, 1, round_}, entries, payload);
@@ -225,7 +226,7 @@ TEST_F(RowFrames, make_an_id_a_row_once_whatever_becomes_of_memory_that_a_client
   };
   std::vector<SliceEntry> entries{
       {.key = make_key(kTable, 0), .num_bytes = 3 * kRowBytes, .dtype = kRowsEncoding}};
-  const BufferRef payload = shard_.admit(WriteKind::kPush, entries, 3 * kRowBytes);
+  const BufferRef payload = testing::admit(shard_, WriteKind::kPush, entries, 3 * kRowBytes);
   std::memset(payload->data(), 0, payload->size());
   set_ids(payload, {3, 4, 5});
   shard_.stage({0, 1, round_}, entries, payload);

@@ -1,6 +1,7 @@
 // A shard and short ways to send it slices: what the server does with frames, without frames.
 #pragma once
 
+#include "admit.h"
 #include "shard/shard.h"
 #include "table_support.h"
 
@@ -36,7 +37,7 @@ class ShardTest : public OnDevices {
     entries = entries_for(values);
     uint64_t num_bytes = 0;
     for (const SliceEntry& entry : entries) num_bytes += entry.num_bytes;
-    BufferRef payload = shard.admit(kind, entries, num_bytes);
+    BufferRef payload = admit(shard, kind, entries, num_bytes);
     std::byte* to = payload ? payload->data() : nullptr;
     for (const auto& [key, floats] : values) {
       if (to == nullptr || floats.empty()) continue;
@@ -72,7 +73,7 @@ class ShardTest : public OnDevices {
     std::vector<SliceEntry> entries = entries_for({{key, floats}});
     entries[0].part = part;
     entries[0].version = num_steps;
-    shard.admit(WriteKind::kRestore, entries, floats.size() * sizeof(float));
+    admit(shard, WriteKind::kRestore, entries, floats.size() * sizeof(float));
     shard.write(WriteKind::kRestore, "client", sequence, entries, buffer_of(*pool, floats));
     return entries[0];
   }

@@ -66,13 +66,13 @@ TEST_P(ShardTest, AdmitsSliceBySliceAndServesTheGoodOnes) {
 
 TEST_P(ShardTest, AllocatesNothingWhenNothingIsAdmitted) {
   auto entries = entries_for({{kUnknown, {1, 2}}});
-  EXPECT_FALSE(shard.admit(WriteKind::kPush, entries, 8));
+  EXPECT_FALSE(admit(shard, WriteKind::kPush, entries, 8));
   EXPECT_EQ(shard.stats().at("pool_bytes"), 0U);
 }
 
 TEST_P(ShardTest, RefusesSizesThatDoNotAddUp) {
   auto entries = entries_for({{kA, {1, 2}}});
-  error_of(ErrorCode::BAD_HEADER, [&] { shard.admit(WriteKind::kPush, entries, 9); });
+  error_of(ErrorCode::BAD_HEADER, [&] { admit(shard, WriteKind::kPush, entries, 9); });
 }
 
 TEST_P(ShardTest, RefusesAPayloadOfAnotherSizeThanWasAdmitted) {
@@ -367,7 +367,7 @@ TEST(ShardMemoryTest, TakesAWriteWholeOrNotAtAllWhereReadersHoldItsSlices) {
     }
     const auto write = [&](uint64_t sequence) {
       std::vector<SliceEntry> sent = entries;
-      const BufferRef payload = shard.admit(kind, sent, kElems * 4);
+      const BufferRef payload = admit(shard, kind, sent, kElems * 4);
       std::memset(payload->data(), 0x3C, payload->size());
       shard.write(kind, "client", sequence, sent, payload);
       return statuses_of(sent);
@@ -518,7 +518,7 @@ TEST_P(ShardTest, RuleStateIsHeldWhereItWasAskedFor) {
     const auto step = [&](uint64_t round) {
       std::vector<SliceEntry> entries = entries_for({{make_key(1, 0), {1.0F, 2.0F}}});
       const auto pool = make_pool();
-      one.admit(WriteKind::kPush, entries, 8);
+      admit(one, WriteKind::kPush, entries, 8);
       one.stage({0, 1, round}, entries, buffer_of(*pool, Floats{1.0F, 2.0F}));
       one.advance(Decision(round, false, 1.0, {member(0, round)}, {{0, sgd(1.0, 0.9)}}));
       one.settle(-1);
@@ -544,7 +544,7 @@ TEST_P(ShardTest, WhatTakesMoreThanMayBeKeptIsGivenUpAndTheStepIsTaken) {
   one.hold(7, false);
   std::vector<SliceEntry> entries = entries_for({{make_key(1, 0), {1.0F, 2.0F}}});
   const auto pool = make_pool();
-  one.admit(WriteKind::kPush, entries, 8);
+  admit(one, WriteKind::kPush, entries, 8);
   one.stage({0, 1, 1}, entries, buffer_of(*pool, Floats{1.0F, 2.0F}));
   one.advance(decision(1, {member(0, 1)}));
   one.settle(-1);
@@ -564,12 +564,12 @@ TEST_P(ShardTest, IsWrittenAsOfADecisionAndGoesOnFromThereInAnotherShard) {
   std::vector<SliceEntry> entries =
       entries_for({{make_key(1, 0), {1.0F, 2.0F}}, {make_key(1, 1), {3.0F}}});
   const auto pool = make_pool();
-  first.admit(WriteKind::kInit, entries, 12);
+  admit(first, WriteKind::kInit, entries, 12);
   first.initialise(entries, buffer_of(*pool, Floats{1.0F, 2.0F, 3.0F}));
   const auto step = [&](Shard& one, uint64_t round) {
     std::vector<SliceEntry> pushed =
         entries_for({{make_key(1, 0), {1.0F, 2.0F}}, {make_key(1, 1), {3.0F}}});
-    one.admit(WriteKind::kPush, pushed, 12);
+    admit(one, WriteKind::kPush, pushed, 12);
     one.stage({0, 1, round}, pushed, buffer_of(*pool, Floats{0.5F, -1.0F, 2.0F}));
     one.advance(Decision(round, false, 1.0, {member(0, round)}, {{0, sgd(1.0, 0.9)}}));
     one.settle(-1);

@@ -9,6 +9,7 @@
 #include <span>
 #include <thread>
 
+#include "admit.h"
 #include "random_floats.h"
 #include "shard/shard.h"
 #include "table_support.h"
@@ -71,7 +72,7 @@ class StressTest : public OnDevices {
   BufferRef admit_filled(WriteKind kind, std::vector<SliceEntry>& entries, float element) {
     uint64_t num_bytes = 0;
     for (const SliceEntry& entry : entries) num_bytes += entry.num_bytes;
-    BufferRef payload = shard.admit(kind, entries, num_bytes);
+    BufferRef payload = admit(shard, kind, entries, num_bytes);
     const Floats elements(num_bytes / sizeof(float), element);
     std::memcpy(payload->data(), elements.data(), num_bytes);
     return payload;

@@ -52,8 +52,7 @@ def _abandon_all() -> None:
 
 
 def _end_all() -> None:
-    died = getattr(sys, "last_type", None) is not None  # of an exception that the interpreter had to print
-    if hasattr(sys, "ps1"):  # in a notebook, or at a prompt: what was typed there had failed, and the program went on
-        died = False
+    # Of an exception that the interpreter had to print; in a notebook, or at a prompt, the program goes on after one.
+    died = getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1")
     for store in list(_open):
         store.end(leave=not died)

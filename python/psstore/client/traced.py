@@ -220,7 +220,7 @@ class TracedStore(Store):
 
     def step(self, of_last_round: bool) -> int:
         """The step that a call is about that begins now."""
-        return self.round - (of_last_round and not self.is_promised)
+        return self.round - (of_last_round and not self._operations.client.worker.is_promised)
 
     def look(self) -> None:
         """Looks whether somebody does."""
