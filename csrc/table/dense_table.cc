@@ -151,8 +151,10 @@ bool DenseTable::advance(const Decision& decision) {
                 "decision " + std::to_string(decision.number()) + " came, but this shard is at " +
                     std::to_string(version()) + "; send the ones in between first");
   }
-  finish_pending();
+  settle(-1);
+  if (num_unsettled_.load(std::memory_order_relaxed) != 0) require_scale();
   Checked checked = check(decision);
+  finish_pending();
   pending_.emplace(std::move(checked.pending));
   num_held_.store(checked.num_held, std::memory_order_relaxed);
   num_unsettled_.store(decided_.size(), std::memory_order_relaxed);
@@ -160,15 +162,16 @@ bool DenseTable::advance(const Decision& decision) {
   return true;
 }
 
+void DenseTable::require_scale() const {
+  if (!pending_->lacks_scale()) return;
+  throw Error(ErrorCode::DECISION_GAP, "decision " + std::to_string(version()) +
+                                           " still waits for its scale; send that before the " +
+                                           "next decision");
+}
+
 void DenseTable::finish_pending() {
-  settle(-1);
   if (num_unsettled_.load(std::memory_order_relaxed) == 0) return;
   const Decision& held = pending_->decision();
-  if (pending_->lacks_scale()) {
-    throw Error(ErrorCode::DECISION_GAP, "decision " + std::to_string(held.number()) +
-                                             " still waits for its scale; send that before the " +
-                                             "next decision");
-  }
   for (const auto& [key, there] : decided_) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
@@ -201,7 +204,8 @@ DenseTable::Checked DenseTable::check(const Decision& decision) {
     if (!decision.early()) note_missing(slot, decision);
     if (slot.counted(decision)) {
       checked.pending.require_hyper(slot.spec());
-      if (slot.spec().has_rows()) slot.reserve_rows(decision);
+      const Decision* held = is_settled(slot) ? nullptr : &pending_->decision();
+      if (slot.spec().has_rows()) slot.reserve_rows(decision, held);
     }
     if (!slot.ready(checked.pending)) ++checked.num_held;
   }

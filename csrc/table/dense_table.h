@@ -82,8 +82,9 @@ class DenseTable {
 
   // Makes `decision` the pending one. False: it was applied before. What it names and nobody has staged counts as
   // absent, as does what an early one before it still waits for: the rank book is told.
-  // Throws, with nothing changed but the decision before it finished: DECISION_GAP, also if that lacks its scale;
-  // BAD_HYPER; OUT_OF_MEMORY if it asks for rule state that the backend has no room for.
+  // Throws, with only those steps taken of the decision before it that lack nothing: DECISION_GAP, also if that lacks its
+  // scale; BAD_HYPER; OUT_OF_MEMORY if it asks for rule state that the backend has no room for. What that one still waits
+  // for counts then as before: standbys are not told of a decision that failed.
   bool advance(const Decision& decision) REQUIRES(decision_mutex);
   // What the pending decision lacks (PendingDecision::set_scale). False, with nothing changed: it is not
   // that one, or lacks none.
@@ -227,8 +228,10 @@ class DenseTable {
   void let_go() REQUIRES(decision_mutex);
   // or of all that the slot keeps.
   void forget_kept(Slot& slot);
+  // Throws Error(DECISION_GAP): the pending decision lacks its scale.
+  void require_scale() const REQUIRES(decision_mutex);
   // What the pending decision still waits for will not come any more: there is none after it before all who promised
-  // have said that it is here.
+  // have said that it is here. REQUIRES: settle(-1).
   void finish_pending() REQUIRES(decision_mutex);
   void note_missing(const Slot& slot, const Decision& decision) REQUIRES(decision_mutex);
   Checked check(const Decision& decision) REQUIRES(decision_mutex);

@@ -114,8 +114,9 @@ class Slot {
   RowCounts row_counts() const;
   // Whether what a contribution brings may become rows: a table is full else, and evicts none.
   bool has_room_for(const PayloadSlice& contribution) const;
-  // Memory for the rows that the decision adds to those that are here, so that its step has it.
-  void reserve_rows(const Decision& decision);
+  // Memory for the rows that the decision adds to those that are here, so that its step has it; with those of the one
+  // before it, if the slot is still to take that step, too.
+  void reserve_rows(const Decision& decision, const Decision* before);
   // New values of some of them, as they travel (rows/contribution.h), whose state starts anew. None, with nothing changed:
   // they are more than there may be.
   std::optional<Change> assign_rows(const PayloadSlice& from);

@@ -32,8 +32,11 @@ uint64_t Slot::step_bytes_of_rows(const Decision& decision) const {
 
 // Who has room for all of them, as most decisions, need not look which of them are new: so there is room to spare where
 // that is not much.
-void Slot::reserve_rows(const Decision& decision) {
-  const std::vector<RowContribution> all = row_contributions(decision);
+void Slot::reserve_rows(const Decision& decision, const Decision* before) {
+  std::vector<RowContribution> all = row_contributions(decision);
+  if (before != nullptr) {
+    for (const RowContribution& one : row_contributions(*before)) all.push_back(one);
+  }
   std::vector<uint64_t> ids;
   for (const RowContribution& one : all) one.add_ids(ids);
   const size_t most_new = row_policy_->most_new(rows_->num_rows());

@@ -85,6 +85,19 @@ TEST_P(HeldTest, WaitsNoLongerThanUntilTheNextDecision) {
   EXPECT_EQ(shard.stats().at("held_slots"), 0U);
 }
 
+TEST_P(HeldTest, WaitsOnWhereTheNextDecisionFails) {
+  shard.advance(early_decision(1, {member(0, 1), member(1, 1, {2})}));
+  push_to(kA, 1, 1);
+  push_to(kB, 0, 1);
+  push({1, 1, 2}, {{kB, {4}}});
+  const Decision without_hypers(2, false, 1.0, {member(1, 2, {1})}, {});
+  error_of(ErrorCode::BAD_HYPER, [&] { shard.advance(without_hypers); });
+  EXPECT_TRUE(shard.missing().empty());
+  push_to(kA, 0, 2);
+  EXPECT_EQ(value(kA), (Floats{-3}));
+  EXPECT_EQ(value(kB), (Floats{-1}));
+}
+
 TEST_P(HeldTest, LetsGoOfADroppedTensor) {
   push_to(kA, 0, 1);
   shard.advance(early_decision(1, {member(0, 1)}));
