@@ -125,7 +125,8 @@ void Replication::let_go(uint64_t connection, uint64_t number) {
 // ---- the lease --------------------------------------------------------------------------------------
 
 void Replication::is_now(double now_s) {
-  now_s_ = std::max(now_s_, now_s);
+  if (lease_s_ == kForever) return;
+  now_s_ = std::max(now_s_, now_s + suspended_s_());
   if (now_s_ > lease_ends_s_) release();
 }
 

@@ -13,7 +13,8 @@
 //
 // Where a follower may come to lead without a word from here, because other shards have voted so, a leader's word has an
 // end: the lease. A beat is a record, and its time is noted; who has answered it will not lead before the lease is over
-// that began then. Later nobody is told anything, be it as old as it may: somebody else may know better by now.
+// that began then. Later nobody is told anything, be it as old as it may: somebody else may know better by now. A lease goes
+// on while the machine is suspended.
 //
 // Large payloads are not sent to a follower of this host that sees the memory in which they lie (shm/seen_memory.h): that
 // of clients that push through it, or the shard's own. A record says where, the follower stages it there, and says when
@@ -31,6 +32,7 @@
 #include <set>
 #include <vector>
 
+#include "core/clock.h"
 #include "table/gather.h"
 #include "wire/encoder.h"
 
@@ -51,6 +53,10 @@ inline constexpr uint64_t kOwnMemory = 0;
 
 class Replication {
  public:
+  // `suspended_s`: for how long the clock of all connections has stood still until now.
+  explicit Replication(double (*suspended_s)() = psstore::suspended_s)
+      : suspended_s_(suspended_s) {}
+
   struct Follower {
     Replies* out = nullptr;  // null: its connection is gone, and it may lead already, if it counts
     bool wants_checksum = false;
@@ -137,10 +143,11 @@ class Replication {
   uint64_t released_by(const Follower& follower) const;
   void release();
 
+  double (*const suspended_s_)();
   std::map<uint64_t, Follower> followers_;
   uint64_t last_ = 0;
   uint64_t released_ = kAll;
-  double now_s_ = 0;
+  double now_s_ = 0;  // with what the clock has stood still
   double lease_s_ = kForever;
   double lease_ends_s_ = kForever;  // of the follower whose lease ends first
   std::deque<Beat> beats_;          // that some follower has not acknowledged

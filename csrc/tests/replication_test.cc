@@ -81,6 +81,30 @@ TEST_F(ReplicationTest, WhoWaitsForAStandbyThatIsFarBehindGoesOnOnceItIsGone) {
   EXPECT_EQ(replication_.take_ready().count(kStandby + 1), 1);
 }
 
+// ---- the lease
+
+double suspended = 0;
+
+TEST(LeaseTest, GoesOnWhileTheMachineIsSuspended) {
+  suspended = 0;
+  Replies standby;
+  Replication replication([] { return suspended; });
+  replication.follow(kStandby, standby, /*wants_checksum=*/false);
+  replication.set_lease(3);
+  replication.is_now(100);
+  replication.count(kStandby);
+  replication.record({.op = Op::kPUSH});
+  replication.is_beat();
+  replication.acknowledged(kStandby, 1);
+  replication.is_now(102);
+  EXPECT_TRUE(replication.is_open());
+  suspended = 60;
+  replication.is_now(102);
+  EXPECT_FALSE(replication.is_open());
+}
+
+// ---- lent memory
+
 // Of what a client pushes through memory that it shares with the shard.
 class LendingTest : public ReplicationTest {
  protected:
