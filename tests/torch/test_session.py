@@ -578,6 +578,21 @@ def test_sigterm_drains_a_worker_and_its_program_goes_on(caplog: pytest.LogCaptu
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_sigterm_ends_processes_that_a_step_has_forked() -> None:
+    """As those of a `multiprocessing.Pool`, which sends it to them at its end, and waits: even at once, many times."""
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        for step in session(one.optimizer, stop_at=1):
+            turn(one, step)
+            for _ in range(50):
+                child = os.fork()
+                if child == 0:
+                    time.sleep(PATIENCE_S)
+                    os._exit(1)
+                os.kill(child, signal.SIGTERM)
+                assert os.waitpid(child, 0)[1] == signal.SIGTERM
+
+
 def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))

@@ -4,10 +4,9 @@ at one version on all workers, logging, summaries, and the duties that one worke
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from psstore.client.arguments import number, version
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, OutOfMemory, PsstoreError, RolledBack, UsageError, WorkerLost
 from psstore.protocol.stops import NEVER
-from psstore.torch import worker_state
+from psstore.torch import sigterm, worker_state
 from psstore.torch.hooks import WRITE_S, CheckpointHook, Hook, LogHook, NanHook, SummaryHook
 from psstore.torch.optimizer import DistributedOptimizer
 from psstore.torch.warnings import warn
@@ -214,7 +213,7 @@ class TrainingSession:
         self.is_drained = True
 
     def __iter__(self) -> Iterator[Step]:
-        with drained_by_sigterm(self) if self._drains else nullcontext():
+        with sigterm.handled(partial(self.drain, "it was sent SIGTERM")) if self._drains else nullcontext():
             yield from self._loop()
 
     def _loop(self) -> Iterator[Step]:
@@ -411,17 +410,3 @@ def _told(error: RolledBack) -> str:
     if undone:
         return f"the store went back to version {version}; {undone} steps are taken again"
     return f"the store goes on from version {version} in another life; the step under way is taken again"
-
-
-@contextmanager
-def drained_by_sigterm(session: TrainingSession) -> Iterator[None]:
-    """In the block, SIGTERM lets the session end on this worker; where that is nobody's yet, and it can be had."""
-    is_ours = threading.current_thread() is threading.main_thread()
-    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda *_: session.drain("it was sent SIGTERM"))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
