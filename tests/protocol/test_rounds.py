@@ -718,7 +718,11 @@ def test_a_round_whose_members_have_nothing_to_contribute_is_a_skip() -> None:
         second.commit(round, weight=weight)
         committed = first.committed(waiting)
         (fact,) = [one for one in decisions_in(committed) if one.number == round]
-        assert (fact.skip, committed.skip) == (skips, skips)
+        assert (fact.skip, committed.skip, committed.empty) == (skips, skips, skips)
+    waiting = first.commit(3, weight=MIN_WEIGHT)
+    second.commit(3, weight=MIN_WEIGHT, non_finite=True)
+    committed = first.committed(waiting)
+    assert (committed.skip, committed.empty) == (True, False)
 
 
 def test_loss_scale_is_taken_out_of_the_weight_and_not_of_the_divisor() -> None:

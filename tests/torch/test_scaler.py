@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 import psstore
 from psstore.errors import DeadlineExceeded, UsageError
+from psstore.protocol.decisions import MIN_WEIGHT
 from psstore.torch import GradScaler
 from tests.torch.support import Odd, assert_same_bits, batches, distributed, on_each_worker
 
@@ -138,6 +139,22 @@ def test_unscaled_gradients_can_be_clipped_together() -> None:
     on_each_worker(2, partial(work, models=plain, enabled=False))
     for one, other in zip(scaled, plain, strict=True):
         assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_step_that_nobody_has_samples_for_is_no_overflow(store: psstore.Store, clip: bool) -> None:
+    model = Odd()
+    optimizer, scaler = distributed(model, store, MOMENTUM), Distributed()
+    before, scale = [one.detach().clone() for one in model.parameters()], scaler.get_scale()
+    optimizer.weight = MIN_WEIGHT
+    scaled_backward(model, scaler, next(batches(1)), spoil=False)
+    if clip:
+        scaler.unscale_(optimizer)
+        assert optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True) == 0.0
+    scaler.step(optimizer)
+    scaler.update()
+    assert (scaler.get_scale(), optimizer.skipped) == (scale, False)
+    assert all(map(torch.equal, model.parameters(), before)), "nothing is stepped, all the same"
 
 
 def test_clipping_before_unscaling_is_refused_with_the_remedy(store: psstore.Store) -> None:

@@ -28,6 +28,8 @@ class CommitResult(Struct, frozen=True):
     `store.round`."""
     skipped: bool
     """A worker's gradients were not finite, or nobody's were taken: nothing changes in this round."""
+    empty: bool = False
+    """Why it is skipped: nobody had anything, by the weights, and no gradients are said to be not finite."""
     refused: Refusal | None = None
     """The round was decided without this worker's gradients: their norm is far beyond what is usual, or not finite."""
 
@@ -101,6 +103,7 @@ class Committing:
             decision=committed.decision,
             late=committed.late,
             skipped=committed.skip,
+            empty=committed.empty,
             refused=committed.refused,
         )
         if early and committed.late:  # nobody waits for what it has promised

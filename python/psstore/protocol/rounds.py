@@ -62,6 +62,7 @@ class Closed(Struct, frozen=True, gc=False):
     decision: int
     late: bool = False
     skip: bool = False
+    empty: bool = False
     refused: Refusal | None = None
 
 
@@ -387,10 +388,13 @@ class Rounds:
         self.log.append(fact)
         if self.norm_guard.ratio is not None and not fact.skip:
             self.norm_guard.admit((waiting.commit.present, waiting.norm) for _, waiting in counted)
+        empty = fact.skip and bool(counted) and not any(commit.non_finite for commit in commits)
         for rank, waiting in staged:
             worker, round = self._membership.workers[rank], waiting.commit.round
             self._membership.reached(worker, round)
-            self.closed[rank] = Closed(worker.incarnation, round, number, skip=fact.skip, refused=refused.get(rank))
+            self.closed[rank] = Closed(
+                worker.incarnation, round, number, skip=fact.skip, empty=empty, refused=refused.get(rank)
+            )
             self._losses.forget(rank)
         self._just_decided.update(staged)
         if self._grace is not None:
@@ -480,6 +484,7 @@ class Rounds:
             last=self.log.last,
             slowest=slowest,
             skip=closed.skip,
+            empty=closed.empty,
             refused=closed.refused,
             attest=worker.rank == self._attester,
             hand_in=self.hand_ins.is_wanted(worker),

@@ -41,6 +41,11 @@ class CommittedRound:
         return self.commit.skipped or (self.norm is not None and not math.isfinite(self.norm))
 
     @property
+    def has_overflowed(self) -> bool:
+        """Whether it is skipped for gradients that are not finite, and not as one of nothing."""
+        return self.skipped and not self.commit.empty
+
+    @property
     def changed_all(self) -> bool:
         """Whether the round has changed every parameter for certain, so that no version need be compared."""
         return self.has_all_gradients and not self.skipped and self.commit.counts
@@ -99,7 +104,7 @@ class GradientStep(ABC):
         if committed is None:
             committed = self._commit(overflow)
         self._finish(committed)
-        return not committed.skipped
+        return not committed.has_overflowed
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         consistency = self._training.store.consistency
@@ -127,7 +132,7 @@ class GradientStep(ABC):
             )
         if committed is None or committed.max_norm is None:
             committed = self._commit(overflow, max_norm=max_norm)
-        if committed.commit.late:  # training was stopped: nothing is clipped, nor stepped
+        if committed.commit.late or committed.commit.empty:  # training was stopped, or of nothing: nothing is stepped
             committed.norm = 0.0
         else:
             committed.norm = math.inf if committed.commit.skipped else self._training.store.global_norm()

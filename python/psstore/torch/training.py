@@ -74,7 +74,8 @@ class StepStrategy(Protocol):
         """Whether `clip` has clipped what the next step is made of, in the store."""
 
     def step(self, overflow: Overflow) -> bool:
-        """Ends this worker's round; the parameters hold the new values on return. False: all workers skipped it."""
+        """Ends this worker's round; the parameters hold the new values on return. False: all workers skipped it, since
+        gradients of some were not finite."""
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         """Clips the global norm of the reduced gradient in the step that follows; returns the norm before, 0-d."""

@@ -524,6 +524,8 @@ class Committed(Message, frozen=True, kw_only=True):
     """Smallest clock of the live workers, when this was sent."""
     skip: bool = False
     """`decision` is a skip: a member's gradients were not finite, or nobody's contribution counts."""
+    empty: bool = False
+    """`skip` for want of a member that had more than nothing to contribute."""
     refused: Refusal | None = None
     """The round was decided without this worker's contribution, which is not like the others'."""
     attest: bool = False
