@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import fcntl
 import os
 import signal
@@ -10,15 +12,19 @@ import subprocess
 import sys
 import termios
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 import pytest
 
-from psstore.launch.output import WRITTEN_BYTES
+from psstore.launch import job
+from psstore.launch.group import Child, ProcessGroup
+from psstore.launch.job import Job, run_job
+from psstore.launch.output import WRITTEN_BYTES, Line
+from psstore.types import Consistency
 from tests.support import fork_server
 from tests.support.fork_server import TrainingPopen
 from tests.support.server_process import eventually
@@ -224,6 +230,41 @@ def test_who_fails_once_more_than_it_may_ends_all(tmp_path: Path) -> None:
         "[run] rank 1 ended with exit code 7; it is started again (2 of 2)",
         "psstore: rank 1 ended with exit code 7; everything was stopped",
     ]
+
+
+def test_a_worker_is_started_again_once_the_machine_has_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a machine has as many processes as it may have for a while."""
+    lines: list[str] = []
+    refused = 0
+
+    async def deliver(line: Line) -> None:
+        lines.append(line.text.decode())
+
+    def spawn(self: ProcessGroup, *arguments: Any, environ: Mapping[str, str], **options: Any) -> Child:
+        nonlocal refused
+        if environ.get("PSSTORE_RESTART") == "1" and refused < 2:
+            refused += 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return spawn_one(self, *arguments, environ=environ, **options)
+
+    spawn_one = ProcessGroup.spawn
+    monkeypatch.setattr(ProcessGroup, "spawn", spawn)
+    monkeypatch.setattr(job, "LOOK_AGAIN_S", 0.01)
+    failing_once = [sys.executable, "-c", "import os, sys; sys.exit(3 * ('PSSTORE_RESTART' not in os.environ))"]
+    one = Job(
+        command=failing_once, num_shards=0, consistency=Consistency(num_workers=1), environ=os.environ, restarts=1
+    )
+    assert asyncio.run(run_job(one, deliver=deliver)).exit_code == 0
+    assert lines == [
+        "rank 0 ended with exit code 3; it is started again (1 of 1)",
+        "rank 0 can't be started yet, which is tried again: Resource temporarily unavailable",
+    ]
+    refused = -1000
+    monkeypatch.setattr(job, "START_AGAIN_S", 0.05)
+    outcome = asyncio.run(run_job(one, deliver=deliver))
+    assert outcome.exit_code != 0
+    assert outcome.reason is not None
+    assert "Resource temporarily unavailable" in outcome.reason
 
 
 def test_a_task_of_a_cluster_is_started_again_by_others(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ be shown, to a full disk or to nobody, ends a run, too, as it would end a script
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ STORE_GRACE_S = 10.0
 
 CHECKPOINT_GRACE_S = 600.0
 """STORE_GRACE_S for a store that writes a last checkpoint before."""
+
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""What keeps a process from being started, and may pass."""
+
+START_AGAIN_S, LOOK_AGAIN_S = 60.0, 1.0
+"""How long it is tried to start a worker again, and how often, where there is no room for it."""
 
 DRAIN_S = 2.0
 """For the last output, when all processes are gone: it is in pipes of 64 KiB."""
@@ -148,6 +155,8 @@ class _Work:
         """How often each worker was, by rank."""
         self._gone: set[int] = set()
         """Ranks that have failed for good."""
+        self._again: list[asyncio.Task[int]] = []
+        """What starts workers again, and waits for their ends."""
 
     async def run(self) -> Outcome:
         """Until every worker has ended well, or something failed for good."""
@@ -162,6 +171,9 @@ class _Work:
             return await self._first_failure(url)
         except OSError as error:
             return Outcome(EXIT_NO_PROGRAM, f"can't start {self._job.command[0]!r}: {error.strerror}")
+        finally:
+            for starting in self._again:
+                starting.cancel()
 
     def _start(self, rank: int, url: str | None) -> Child:
         job = self._job
@@ -178,8 +190,25 @@ class _Work:
         self._pumps += _pumps(worker, f"rank {rank}", self._deliver)
         return worker
 
+    async def _start_again(self, rank: int, url: str | None) -> int:
+        """Returns how it ends then. Raises OSError if it can't be started, now and for START_AGAIN_S."""
+        loop = asyncio.get_running_loop()
+        began, has_said = loop.time(), False
+        while True:
+            try:
+                worker = self._start(rank, url)
+            except OSError as error:
+                if error.errno not in NO_ROOM or loop.time() - began >= START_AGAIN_S:
+                    raise
+                if not has_said:
+                    self._say(f"rank {rank} can't be started yet, which is tried again: {error.strerror}")
+                    has_said = True
+                await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                return await asyncio.shield(worker.ended)
+
     async def _first_failure(self, url: str | None) -> Outcome:
-        ranks = {worker.ended: rank for rank, worker in self._running.workers.items()}
+        ranks: dict[asyncio.Future[int], int] = {worker.ended: rank for rank, worker in self._running.workers.items()}
         stores = {store.ended for store in self._running.stores}
         waiting = {*stores, *ranks}
         while waiting != stores:
@@ -199,7 +228,8 @@ class _Work:
                     continue
                 self._restarts[rank] += 1
                 self._say(f"{failed}; it is started again ({self._restarts[rank]} of {self._job.restarts})")
-                again = self._start(rank, url).ended
+                again = asyncio.create_task(self._start_again(rank, url))
+                self._again.append(again)
                 ranks[again] = rank
                 waiting.add(again)
         return Outcome(0)
