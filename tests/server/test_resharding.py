@@ -26,9 +26,11 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore.client.remote import Remote
 from psstore.client.store import Store
-from psstore.config import NO_CREDENTIALS
+from psstore.config import NO_CREDENTIALS, token_directories
 from psstore.errors import AvailabilityError, BadArgument, Overloaded, RolledBack, StoreUnreachable
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
+from psstore.net.address import TcpAddress
+from psstore.net.user_token import name_of
 from psstore.server import other_member, resharding
 from psstore.server.host_shards import says_ready
 from psstore.server.other_member import look_at
@@ -36,6 +38,7 @@ from psstore.server.processes import ShardProcess
 from psstore.server.resharding import Resharding
 from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
+from psstore.server.store_token import StoreToken
 from psstore.wire.messages import Welcome
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.fork_server import ServedPopen
@@ -193,6 +196,27 @@ def test_a_port_that_is_taken_is_said_before_anybody_waits() -> None:
         training.step()
         training.check()
         assert not training.at
+
+
+def test_a_place_where_no_token_can_be_left_is_said_before_anybody_waits() -> None:
+    port = consecutive_ports(2)
+    taken = token_directories()[0] / name_of(TcpAddress("127.0.0.1", port + 1))
+    with StoreProcess(port=port) as process, psstore.connect(process.url, wait_s=PATIENCE_S) as store:
+        training = Training(store)
+        training.step()
+        taken.mkdir()
+        try:
+            said = psstore_reshard(process.url, 2)
+        finally:
+            taken.rmdir()
+        assert said.returncode == EXIT_MISSING
+        assert str(taken) in said.stderr
+        training.step()
+        training.check()
+        assert not training.at
+        with resharded(process, 2) as done:
+            training.until(done)
+        training.check()
 
 
 def stopped_writer(process: StoreProcess) -> psutil.Process:
@@ -424,8 +448,9 @@ def test_a_standby_that_has_taken_over_is_not_told_what_became_of_an_attempt_tha
     died, stays, leads = (mock.create_autospec(ShardProcess, instance=True) for _ in range(3))
     settings = ServerSettings(shards=2, checkpoint=str(tmp_path))
     site = mock.create_autospec(Site, instance=True, settings=settings, endpoints=[mock.Mock()])
+    token = mock.create_autospec(StoreToken, instance=True, credentials=NO_CREDENTIALS)
     with mock.patch.object(resharding, "ReshardProcess"):
-        attempt = Resharding(3, site=site, credentials=NO_CREDENTIALS, leaders=[died, stays])
+        attempt = Resharding(3, site=site, token=token, leaders=[died, stays])
     leads.tell.assert_not_called()
     attempt.come_to_nothing("of that", [leads, stays])
     leads.tell.assert_not_called()

@@ -65,13 +65,14 @@ class UserToken:
         os.close(self._file)
 
     def also(self, addresses: Sequence[Address]) -> None:
-        """The store is found at these, too."""
-        more = [name for name in _names(addresses) if name not in self._names]
+        """The store is found at these, too. Raises OSError. Some of them may be names of before, which another store
+        has had since."""
+        more = _names(addresses)
         with _locked(self._directory):
             for name in more:
                 (self._directory / name).unlink(missing_ok=True)
                 os.link(self._directory / self._names[0], self._directory / name)
-        self._names += more
+        self._names = list(dict.fromkeys([*self._names, *more]))
 
     def _publish(self, directory: Path) -> None:
         """Puts the token under each name. A server that has one does not serve that address any more: it is ours."""

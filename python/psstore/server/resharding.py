@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from psstore.config import Credentials
 from psstore.errors import BadArgument
 from psstore.server.pipe_words import NOT_RESHARDED, STAND_STILL, WRITTEN
 from psstore.server.processes import ReshardDuty, ReshardProcess, ShardProcess
@@ -40,10 +39,10 @@ class Resharding:
         num_shards: int,
         *,
         site: Site,
-        credentials: Credentials,
+        token: StoreToken,
         leaders: Sequence[ShardProcess],
     ) -> None:
-        """`site`: of the store as it is. `leaders`: its shards. Raises BadArgument, with nothing begun."""
+        """`site`: of the store as it is. `leaders`: its shards. Raises BadArgument, OSError, with nothing begun."""
         settings = site.settings
         self.settings = _with_shards(settings, num_shards)
         self.leaders = list(leaders)
@@ -54,6 +53,7 @@ class Resharding:
         """Where it is written down, unless it has a place for checkpoints."""
         client = secrets.token_hex(16)
         try:
+            token.also_for([one for endpoint in self._more for one in (*endpoint.bound, *endpoint.addresses)])
             if settings.checkpoint is None:
                 self.temporary = TemporaryPlace(sum(child.resident_bytes() for child in leaders))
             self.place = str(self.temporary.path) if self.temporary is not None else str(settings.checkpoint)
@@ -61,7 +61,7 @@ class Resharding:
                 ReshardDuty(
                     client=client,
                     url=str(site.endpoints[0].local),
-                    credentials=credentials,
+                    credentials=token.credentials,
                     place=self.place,
                     log_level=settings.log_level,
                     log_format=settings.log_format,
@@ -191,9 +191,7 @@ class Reshardings:
         if self.current is not None:
             return  # who asks is told what becomes of that
         try:
-            self.current = Resharding(
-                num_shards, site=self._site, credentials=self._token.credentials, leaders=groups.leaders
-            )
+            self.current = Resharding(num_shards, site=self._site, token=self._token, leaders=groups.leaders)
         except (BadArgument, OSError) as error:
             groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")
             return

@@ -38,8 +38,8 @@ class StoreToken:
             self.own = self._signing = self._user_token.secret
 
     def also_for(self, addresses: Sequence[Address]) -> None:
-        """The store is found at these, too."""
-        if self._user_token is not None:
+        """The store is found at these, too. Raises OSError."""
+        if self._user_token is not None and addresses:
             self._user_token.also(addresses)
 
     @property

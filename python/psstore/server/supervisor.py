@@ -187,7 +187,6 @@ class Supervisor:
 
         self._end_all()
         place, settings = self._reshardings.change(), self._site.settings
-        self._token.also_for(self._site.own())
         restore = find_again(f"{place}@{ending.written}", settings, self._reports)
         self._companions.begin_metrics_anew()
         _log.warning(
