@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,6 +166,27 @@ def test_token_that_others_could_have_read_is_refused(places: list[Path], mode: 
     with pytest.raises(errors.BadArgument, match=rf"mode {mode:04o}\).* chmod 600 {places[0]}"):
         find(str(HERE))
     token.close()
+
+
+def test_client_without_room_for_the_token_s_file_says_so_and_is_let_in_when_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That the store needs a token, which it has not been given, would be another matter."""
+    left = 1 << 30
+
+    def open_file(path: Any, *options: Any, **others: Any) -> int:
+        nonlocal left
+        if Path(path).parent in token_directories() and (left := left - 1) >= 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return os_open(path, *options, **others)
+
+    os_open = os.open
+    with StoreProcess() as store:
+        monkeypatch.setattr(os, "open", open_file)
+        with pytest.raises(errors.StoreUnreachable, match=r"no room to look for the token .*: Too many open files"):
+            psstore.connect(store.url, connect_timeout_s=0.2)
+        left = 2
+        psstore.connect(store.url).close()
 
 
 def test_directory_that_is_not_this_user_s_alone_is_left(places: list[Path]) -> None:

@@ -11,6 +11,7 @@ server holds a lock on it: what a server that was killed has left is passed over
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -33,6 +34,9 @@ LOCK_S, POLL_S = 5.0, 0.01
 """How long another server may take to add or remove its names, which takes milliseconds; and how often it is asked."""
 
 NETWORK = Path("/proc/self/ns/net")
+
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Why a file that is there may not be opened."""
 
 
 class UserToken:
@@ -90,7 +94,7 @@ class UserToken:
 
 def find(address: str) -> bytes | None:
     """The token of the store of this user that serves `address` now; None: there is none, or it is not on this machine.
-    Raises BadArgument if others could have read it."""
+    Raises BadArgument if others could have read it, OSError if this process has no room for a file."""
     for meant in _meanings(parse_address(address)):
         for directory in token_directories():
             token = _read(directory / name_of(meant))
@@ -169,7 +173,9 @@ def _remove_stale(directory: Path) -> None:
 def _read(path: Path) -> bytes | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         return None
     with open(descriptor, "rb") as file:
         if os.fstat(descriptor).st_uid != os.geteuid():

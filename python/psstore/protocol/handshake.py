@@ -15,7 +15,7 @@ from typing import Literal
 
 from psstore import _core
 from psstore.config import NO_CREDENTIALS, Credentials
-from psstore.errors import AuthFailed, UnexpectedMessage, from_code
+from psstore.errors import AuthFailed, Overloaded, UnexpectedMessage, from_code
 from psstore.protocol import auth
 from psstore.wire import messages as m
 
@@ -32,7 +32,7 @@ class ClientIdentity:
     """What the user gave; without a token the one that is found for each connection counts, if any."""
     find_token: Callable[[str], bytes | None] = lambda address: None
     """Finds the token of the store at an address, if the store is on this machine and of this user. Blocks for as long
-    as a small file takes to read."""
+    as a small file takes to read. Raises OSError if there is no room for one."""
     found: bytes | None = None
     """What was found last and proved to be right: all shards have one token, also those whose address tells nothing."""
     features: int = 0
@@ -94,8 +94,17 @@ class Handshake:
         """The token of this handshake, if there is one. Unless it was given, it is looked for once, when the shard has
         answered, so that its store is there; the client and the shard prove the same one."""
         if self._token is None:
-            self._token = self._identity.find_token(self._address) or self._identity.found
+            self._token = self._found_token() or self._identity.found
         return self._token
+
+    def _found_token(self) -> bytes | None:
+        try:
+            return self._identity.find_token(self._address)
+        except OSError as error:
+            if self._identity.found is not None:
+                return None
+            why = f"this process has no room to look for the token of the store at {self._address}: {error.strerror}"
+            raise Overloaded(why) from None
 
     def _proof(self, side: Literal["client", "shard"], token: bytes, shard_nonce: bytes) -> bytes:
         who = self._identity.client
