@@ -370,6 +370,31 @@ def test_a_job_of_whose_workers_nobody_returns_to_a_store_that_went_back_fails(f
     assert found.reason.startswith("ranks 0, 1 went without leaving, and nobody came back within 60 s")
 
 
+def test_a_job_whose_last_worker_was_lost_in_the_middle_of_it_is_not_done() -> None:
+    store, job_state = elastic(), JobState(num_workers=4, patience_s=60.0, elastic=True)
+
+    def verdict() -> Verdict | None:
+        return job_state.update(store.coordinator.counters(store.now), store.now)
+
+    first, second = of_two(store)
+    second.ask("LEAVE")
+    first.hang_up()
+    store.pass_time(LOST_AFTER_S)
+    assert verdict() is None
+    assert job_state.reminder(store.coordinator.counters(store.now), store.now) == "waiting for rank 0 (lost)"
+    store.pass_time(59.0)
+    again = arrived(store, rank=0)
+    assert verdict() is None, "it is there again"
+    again.hang_up()
+    store.pass_time(LOST_AFTER_S)
+    assert verdict() is None
+    store.pass_time(60.0)
+    found = verdict()
+    assert found is not None
+    assert found.reason is not None
+    assert found.reason.startswith("rank 0 went without leaving, and nobody came back within 60 s")
+
+
 def test_who_was_let_in_by_the_decision_that_the_store_goes_back_to_is_waited_for() -> None:
     store = elastic()
     one = arrived(store)

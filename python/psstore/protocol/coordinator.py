@@ -340,6 +340,7 @@ class Coordinator:
             "ranks_live": ",".join(map(str, live)),
             "ranks_lost": ",".join(map(str, lost)),
             "ranks_left": ",".join(map(str, sorted(self.membership.left))),
+            "ranks_gone": ",".join(map(str, sorted(self.membership.gone))),
             "rank_clocks": ",".join(f"{rank}:{workers[rank].clock}" for rank in live),
             "rank_waits_s": ",".join(f"{rank}:{self.rounds.waited_s(rank, now):.6g}" for rank in live),
             "rank_silences_s": ",".join(f"{rank}:{max(0.0, now - workers[rank].last_seen):.3g}" for rank in live),

@@ -122,6 +122,12 @@ class Membership:
         """Whether `is_done`, and the last of the group has left by its own word, or had come to the end."""
         return self.is_done and not self._last_was_lost
 
+    @property
+    def gone(self) -> list[int]:
+        """Where nobody is there any more of a group that has come to no end: the ranks that were lost."""
+        is_gone = self.is_done and not self.has_ended
+        return [rank for rank, worker in self.workers.items() if worker.dropped] if is_gone else []
+
     def join(
         self,
         *,

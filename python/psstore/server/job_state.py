@@ -34,7 +34,7 @@ class JobState:
 
     def update(self, counters: Mapping[str, int | float | str], now: float, *, may_come: bool = True) -> Verdict | None:
         """None: go on. `may_come`: the store is whole, so that who is lost can come back."""
-        left, lost, live = (_ranks(counters, name) for name in ("ranks_left", "ranks_lost", "ranks_live"))
+        left, lost, live = _left_lost_live(counters)
         if left == self._ranks or (self._is_elastic and left and not live | lost):
             return Verdict(None)
         if live or not lost:
@@ -50,7 +50,7 @@ class JobState:
 
     def reminder(self, counters: Mapping[str, int | float | str], now: float) -> str | None:
         """Who is waited for: a loss at once, and everybody every REMIND_S; else None."""
-        left, lost, live = (_ranks(counters, name) for name in ("ranks_left", "ranks_lost", "ranks_live"))
+        left, lost, live = _left_lost_live(counters)
         absent = set() if self._is_elastic else self._ranks - left - lost - live
         parts = [f"{_names(lost)} (lost)"] * bool(lost) + [f"{_names(absent)} (not joined yet)"] * bool(absent)
         text = " and ".join(parts)
@@ -62,9 +62,15 @@ class JobState:
         return f"waiting for {text}"
 
 
+def _left_lost_live(counters: Mapping[str, int | float | str]) -> tuple[set[int], set[int], set[int]]:
+    """The ranks; who is gone of a group without its end is lost, though nobody is there who would wait."""
+    left, lost, live, gone = (_ranks(counters, f"ranks_{what}") for what in ("left", "lost", "live", "gone"))
+    return left - gone, lost | gone, live
+
+
 def _ranks(counters: Mapping[str, int | float | str], name: str) -> set[int]:
-    """'0,2' -> {0, 2}."""
-    return {int(rank) for rank in str(counters[name]).split(",") if rank}
+    """'0,2' -> {0, 2}; of an older shard 0, which does not tell, none."""
+    return {int(rank) for rank in str(counters.get(name, "")).split(",") if rank}
 
 
 def _names(ranks: set[int]) -> str:
