@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,29 @@ def test_notices_come_until_the_wait_is_over(transport: str, caplog: pytest.LogC
             assert notices(caplog)[0].startswith("rank 1 (in round 2, last seen ")
             other.barrier("end")
             waiting.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_who_is_at_a_barrier_hears_who_is_missing_there(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And not for whom another waits who has ended a round, or is at another barrier: that is itself."""
+    with (
+        ThreadPoolExecutor(3) as pool,
+        LocalStore(workers=3, mode=mode, staleness=1) as local,
+        caplog.at_level(logging.WARNING),
+    ):
+        store, ahead, third = (local.connect(rank=rank) for rank in range(3))
+
+        def get_ahead() -> None:
+            for _ in range(2):
+                ahead.commit()
+
+        waits = partial(third.barrier, "another"), get_ahead, partial(store.barrier, "end")
+        calls = [pool.submit(wait) for wait in waits]
+        assert eventually(lambda: len(notices(caplog)) >= 2)
+        missing = r"rank 1 \(in round \d, last seen .+ s ago\), rank 2 \(in round 1, last seen .+ s ago\)"
+        assert all(re.fullmatch(missing, one) for one in notices(caplog)), notices(caplog)
+        local.close()
+        assert all(call.exception(PATIENCE_S) is not None for call in calls)
 
 
 def begins_to_wait(store: Store, work: Callable[[], object], pool: ThreadPoolExecutor) -> tuple[str, Future[object]]:

@@ -111,9 +111,10 @@ class Barriers:
             return None
         return min((at.until for waits in self._waits.values() for at in waits.values()), default=None)
 
-    def waited_for(self, now: float) -> str:
-        """Which workers are missing at a barrier, described; '': nobody waits."""
-        return next((self._missing_at(name, now) for name, waits in self._waits.items() if waits), "")
+    def waited_for(self, now: float, *, by: int | None = None) -> str:
+        """Which workers are missing at a barrier, described; '': nobody waits. `by`: where this rank waits."""
+        names = (name for name, waits in self._waits.items() if (by in waits or (by is None and waits)))
+        return next((self._missing_at(name, now) for name in names), "")
 
     # ---- how ----
 

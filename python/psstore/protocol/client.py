@@ -240,7 +240,8 @@ class Client:
         return [reply.counters for reply in await self.links.ask_all("STATS")]
 
     async def waited_for(self) -> str:
-        """Which workers others wait for at this moment, described; '': nobody waits."""
+        """Which workers are waited for at this moment, by this one if it waits at a barrier, described; '': nobody
+        waits."""
         reply = await self.links.request(self.shards[0], "STATS")
         return str(reply.counters.get("waited_for", ""))
 

@@ -321,9 +321,17 @@ class Coordinator:
     def _is_gone(self, now: float) -> Callable[[str], bool]:
         return partial(self._clients.is_gone, now=now, patience_s=self.membership.liveness.detached_s)
 
-    def counters(self, now: float) -> dict[str, int | float | str]:
-        """For STATS. Ranks are listed as text: '0,2', and what is known of each likewise: '0:12,2:11'. Who was there
-        before this life of the store, and has not come back, is lost here: nobody knows better."""
+    def _waited_for(self, now: float, client: str) -> str:
+        """Which workers others wait for, described; '': nobody waits. A worker that asks, and is at a barrier itself,
+        hears who is missing there, and not for whom another waits."""
+        worker = self.membership.find(client)
+        own = "" if worker is None else self._barriers.waited_for(now, by=worker.rank)
+        return own or self.rounds.waited_for(now) or self._barriers.waited_for(now)
+
+    def counters(self, now: float, *, client: str = "") -> dict[str, int | float | str]:
+        """For STATS, as `client` hears it. Ranks are listed as text: '0,2', and what is known of each likewise:
+        '0:12,2:11'. Who was there before this life of the store, and has not come back, is lost here: nobody knows
+        better."""
         workers, awaited = self.membership.workers, self.membership.awaited
         live = sorted(rank for rank in self.membership.live if rank not in awaited)
         lost = sorted({*(worker.rank for worker in self.membership.lost()), *awaited})
@@ -336,7 +344,7 @@ class Coordinator:
             "workers_live": len(live),
             "workers_lost": len(lost),
             "commits_waiting": self.rounds.num_waiting,
-            "waited_for": self.rounds.waited_for(now) or self._barriers.waited_for(now),
+            "waited_for": self._waited_for(now, client),
             "ranks_live": ",".join(map(str, live)),
             "ranks_lost": ",".join(map(str, lost)),
             "ranks_left": ",".join(map(str, sorted(self.membership.left))),

@@ -142,9 +142,9 @@ class CoordinatorHost:
             return wake
         return wake - self._clock_ahead_s + CLOCK_GRAIN_S
 
-    def counters(self, now: float) -> dict[str, int | float | str]:
+    def counters(self, now: float, *, client: str) -> dict[str, int | float | str]:
         """For STATS."""
-        return {} if self.coordinator is None else self.coordinator.counters(self._time(now))
+        return {} if self.coordinator is None else self.coordinator.counters(self._time(now), client=client)
 
     def _time(self, now: float) -> float:
         """Its clock goes on where that of the process went which led before, and stands still with the shard."""

@@ -323,7 +323,7 @@ class ShardService:
         if op == OPS["FREEZE"]:
             return [answer(connection.id, frame, self._freeze(connection, frame, now))]
         if op == OPS["STATS"]:
-            return [answer(connection.id, frame, self._statistics(frame, now))]
+            return [answer(connection.id, frame, self._statistics(connection, frame, now))]
         raise UnexpectedMessage(f"operation {op} is not a request")
 
     def _checkpoint(self, connection: Connection, frame: _core.Frame) -> m.Message:
@@ -361,7 +361,7 @@ class ShardService:
     def _operated(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         """A request of somebody who sees to the store's processes."""
         if frame.op == OPS["STATS"]:
-            return [answer(connection.id, frame, self._statistics(frame, now))]
+            return [answer(connection.id, frame, self._statistics(connection, frame, now))]
         if frame.op == OPS["RESHARD"]:
             if self.coordinator is None or self.leadership.standby is not None:
                 raise UnexpectedMessage(f"RESHARD is for shard 0 where it leads; this is {self.identity.shard}")
@@ -397,12 +397,12 @@ class ShardService:
         self.facts.hear(m.decode_body(m.Carry, frame.carry))
         connection.protocol.again(frame)
 
-    def _statistics(self, frame: _core.Frame, now: float) -> m.Statistics:
+    def _statistics(self, connection: Connection, frame: _core.Frame, now: float) -> m.Statistics:
         asked = m.decode_body(m.Stats, frame.body) if frame.body else m.Stats()
-        return m.Statistics(counters=self.counters(now), padding=asked.padding)
+        return m.Statistics(counters=self.counters(now, client=connection.client), padding=asked.padding)
 
-    def counters(self, now: float) -> dict[str, int | float | str]:
-        """Everything STATS tells."""
+    def counters(self, now: float, *, client: str = "") -> dict[str, int | float | str]:
+        """Everything STATS tells this client."""
         counters: dict[str, int | float | str] = {
             "shard": self.identity.shard,
             "version": self.shard.version,
@@ -414,7 +414,7 @@ class ShardService:
             **table_counters(self.facts.tensors, self.shard),
             **traffic_counters(self.data.traffic(now)),
             **self.host_counters(),
-            **self._host.counters(now),
+            **self._host.counters(now, client=client),
         }
         if self._keeper is not None:
             counters.update(self._keeper.counters())
