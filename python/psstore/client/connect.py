@@ -170,7 +170,7 @@ def open_store(url: str | None, options: Options) -> Store:
         operations, remote = open_remote(seeds, options)
         _note_worker(options)
     except (RankTaken, TooManyWorkers) as error:
-        if held := ranks_held(url):
+        if held := ranks_held(str(error.details["store"])):
             raise type(error)(f"{error.message}; {_own(held)}", **error.details) from None
         raise
     if not notes:

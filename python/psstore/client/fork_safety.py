@@ -17,8 +17,8 @@ from typing import Protocol
 
 
 class OpenStore(Protocol):
-    def holds(self, url: str) -> int | None:
-        """The rank that it has in the store there, if it has one."""
+    def holds(self, store: str) -> int | None:
+        """The rank that it has in the store of that id, if it has one."""
 
     def abandon(self) -> None:
         """Called in the child, where no other thread exists: takes no locks, talks to nobody."""
@@ -41,9 +41,9 @@ def watch(store: OpenStore) -> None:
         _watching = True
 
 
-def ranks_held(url: str) -> list[int]:
-    """Ranks of the store at `url` that stores open in this process hold."""
-    return sorted(rank for store in list(_open) if (rank := store.holds(url)) is not None)
+def ranks_held(store: str) -> list[int]:
+    """Ranks of the store of that id that stores open in this process hold, whatever URL they were given."""
+    return sorted(rank for one in list(_open) if (rank := one.holds(store)) is not None)
 
 
 def _abandon_all() -> None:

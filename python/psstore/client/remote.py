@@ -123,6 +123,8 @@ class Remote:
         self.direct: Direct
         self.returns = False
         """The store starts again by itself when a shard of it dies."""
+        self.store = ""
+        """Its id, once shard 0 has told it."""
         self._driver: SocketDriver | None = None
         self._heartbeats: Heartbeats | None = None
 
@@ -173,12 +175,13 @@ class Remote:
         if options.transport == "shm":
             await client.stats()  # each shard has answered what it was asked before: whether it shares memory
             _check_shares_memory(client.shards)
+        coordinator = sessions[0]
+        assert coordinator.welcome is not None, "it was up"
+        self.store = coordinator.welcome.store
         if options.role == "worker":
             await client.worker.join(
                 rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s, goes_on=options.goes_on
             )
-            coordinator = sessions[0]
-            assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, routes[0], self.thread.loop)
             await self._heartbeats.begun(options.connect_timeout_s)
             WaitNotices(client, self.thread.loop)
@@ -281,6 +284,8 @@ def open_remote(seeds: Sequence[Address], options: Options) -> tuple[Operations,
             is_of_two = isinstance(error, OF_TWO_LIVES if remote.returns else RolledBack)
             goes_back = is_of_two and waited_s <= max(options.timeout_s, options.connect_timeout_s)
             if not goes_back and not (holder.may_be_gone(error) and waited_s <= options.wait_s):
+                if isinstance(error, RankTaken | TooManyWorkers):
+                    error.details["store"] = remote.store
                 raise
         time.sleep(AGAIN_S)
 

@@ -88,9 +88,11 @@ class _Face:
             " dataset's first __getitem__ and not in its constructor"
         )
 
-    def holds(self, url: str) -> int | None:
+    def holds(self, store: str) -> int | None:
         """See fork_safety.py."""
-        return self.rank if self._url == url and self._closed is None else None
+        welcome = self._operations.client.shards[0].welcome
+        is_of_it = welcome is not None and welcome.store == store and self._closed is None
+        return self.rank if is_of_it else None
 
     @property
     def rank(self) -> int | None:
