@@ -238,6 +238,8 @@ def test_url_rank_and_size_come_from_the_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(BadArgument, match="4 workers"):
         psstore.connect()
+    with psstore.connect("local://") as store:  # this program's own, and no part of that training
+        assert (store.rank, store.num_workers) == (0, 1)
 
 
 # ---- tokens ---------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ def connect(
     of one and its standby on another host, or `local://?shards=2` for a store inside this process (default:
     PSSTORE_URL).
     `role`: 'worker' trains and is waited for; 'client' reads, and writes plain tensors.
-    `rank`, `num_workers`: of this worker (default: RANK and WORLD_SIZE, else the lowest free rank).
+    `rank`, `num_workers`: of this worker (default: RANK and WORLD_SIZE, else the lowest free rank). Those are of the
+    training that this process was started for, and say nothing of a `local://` store that is asked for by `url`.
     `token`: the store's secret, if it was given one (default: what is in the file that PSSTORE_TOKEN_FILE names). That
     of a store of this user on this machine is found without.
     `tls_ca`: of a store at `pss://`, the file with the CA that its certificate has to be of (default: PSSTORE_TLS_CA,
@@ -85,10 +86,11 @@ def connect(
     if role not in ("worker", "client"):
         raise BadArgument(f"role is {role!r}; expected 'worker' or 'client'")
     told = worker_environment()
+    told_rank, told_workers = (None, None) if _is_own(url) else (told.rank, told.num_workers)
     options = Options(
         role=role,
-        rank=told.rank if rank is None else whole("rank", rank),
-        num_workers=told.num_workers if num_workers is None else whole("num_workers", num_workers),
+        rank=told_rank if rank is None else whole("rank", rank),
+        num_workers=told_workers if num_workers is None else whole("num_workers", num_workers),
         goes_on=role == "worker" and was_restarted() and not _has_joined,
         credentials=_credentials(told.credentials, token=token, ca=tls_ca, cert=tls_cert, key=tls_key),
         timeout_s=check_seconds("timeout_s", timeout_s),
@@ -102,6 +104,11 @@ def connect(
         otel=told.otel,
     )
     return open_store(url or told.url, options)
+
+
+def _is_own(url: object) -> bool:
+    """Whether that is a store which begins and ends with this process's connection."""
+    return isinstance(url, str) and url.startswith("local:")
 
 
 def _awaited(connect: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, AsyncStore]]:
@@ -158,7 +165,7 @@ def open_store(url: str | None, options: Options) -> Store:
         )
     if not isinstance(url, str):
         raise BadArgument(f"url is {url!r}; expected a string, as ps://127.0.0.1:5700")
-    if url.startswith("local:"):
+    if _is_own(url):
         return LocalStore(**parse_local(url)).open(Store, options, private=True)
     seeds = parse_addresses(url)
     notes = _notes(options)
