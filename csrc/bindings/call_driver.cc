@@ -50,7 +50,7 @@ CallDriver::CallDriver(LoopParts parts)
       set_running_loop_(py::module_::import("_asyncio").attr("_set_running_loop")),
       timer_(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)) {
   epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.fd = timer_.get()}};
-  if (epoll_ctl(loop_.idle, EPOLL_CTL_ADD, timer_.get(), &event) != 0) {
+  if (timer_.get() < 0 || epoll_ctl(loop_.idle, EPOLL_CTL_ADD, timer_.get(), &event) != 0) {
     PyErr_SetFromErrno(PyExc_OSError);
     throw py::error_already_set();
   }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import resource
 import signal
 import socket
 import threading
@@ -240,3 +243,28 @@ def test_a_signal_that_raises_in_the_middle_of_a_send_ends_the_connection(driver
         driver.run(send())
     assert eventually(connections[0].lost.done)
     assert session.state is LinkState.DOWN
+
+
+def test_a_driver_for_which_there_are_not_files_enough_says_so() -> None:
+    """Whichever of its files it is that there is no room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held, errors = [], []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 16, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        made = None
+        while made is None:
+            try:
+                made = LoopThread()
+            except OSError as error:
+                errors.append(error.errno)
+                os.close(held.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in held:
+            os.close(one)
+    made.stop()
+    assert errors
+    assert set(errors) == {errno.EMFILE}
