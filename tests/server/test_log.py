@@ -10,11 +10,13 @@ import signal
 
 import pytest
 
+import psstore
 from psstore import errors
 from psstore.protocol.norm_guard import NormGuard
 from psstore.protocol.signing import Signer
 from psstore.server.refusal_log import RefusalLog
 from psstore.wire import messages as m
+from tests.support.cluster import PATIENCE_S
 from tests.support.raw_client import RawClient
 from tests.support.server_process import StoreProcess, eventually
 
@@ -49,6 +51,23 @@ def test_connections_are_not_logged_at_info() -> None:
             client.hello()
         assert store.stop() == 0
         assert store.log() == ""
+
+
+@pytest.mark.one_loop
+def test_a_reader_that_waits_for_the_next_version_is_not_logged_at_info_and_a_worker_that_waits_is() -> None:
+    """A relay asks every few seconds, for as long as nobody trains."""
+    with StoreProcess("--workers", "2") as store, psstore.connect(store.url, wait_s=0.1) as worker:
+        worker.create("w", [1.0])
+        with psstore.follow(store.url, wait_s=PATIENCE_S) as reader:
+            reader.next()
+            for _ in range(2):
+                with pytest.raises(errors.DeadlineExceeded):
+                    reader.next(timeout_s=0.1)
+        with pytest.raises(errors.DeadlineExceeded):
+            worker.commit()
+        assert eventually(lambda: "DeadlineExceeded" in store.log())
+        (line,) = [line for line in store.log().splitlines() if "DeadlineExceeded" in line]
+    assert "answered DeadlineExceeded: rank 0 waited 0.1 s at the end of round 1 for rank 1" in line
 
 
 @pytest.mark.one_loop

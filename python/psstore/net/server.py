@@ -15,6 +15,7 @@ from psstore import _core
 from psstore.errors import (
     AuthFailed,
     AvailabilityError,
+    DeadlineExceeded,
     DeviceFailed,
     HandshakeTimeout,
     InternalError,
@@ -488,8 +489,9 @@ class Server:
             self._device_failed(error)
         if isinstance(error, ProtocolError):
             return
-        if isinstance(error, (UsageError, NotLeading)):  # whoever looks for a shard tries both of its places
-            level = logging.DEBUG
+        is_read = isinstance(error, DeadlineExceeded) and not error.details  # else it says who was waited for
+        if is_read or isinstance(error, (UsageError, NotLeading)):
+            level = logging.DEBUG  # a reader asks for the next version, and a client for who leads, again and again
         else:
             level = logging.INFO if isinstance(error, (AvailabilityError, StorageError)) else logging.ERROR
         self.log(connection, level, f"answered {type(error).__name__}: {error.message}")
