@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
+from psstore.client.arrays import has_overlaps
 from psstore.client.local import LocalStore
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch, UnknownKey
@@ -230,14 +232,43 @@ def test_a_tensor_without_an_element_for_each_number_is_refused(store: Store, ar
 
 @pytest.mark.parametrize(
     "out",
-    [torch.zeros(1).expand(4), np.lib.stride_tricks.as_strided(np.zeros(1, F32), (4,), (0,))],
-    ids=["torch", "numpy"],
+    [
+        torch.zeros(1).expand(4),
+        torch.zeros(3).as_strided((2, 2), (1, 1)),
+        np.lib.stride_tricks.as_strided(np.zeros(1, F32), (4,), (0,)),
+        np.lib.stride_tricks.as_strided(np.zeros(4, F32), (4,), (2,)),
+    ],
+    ids=["torch", "torch, as_strided", "numpy", "numpy, by halves"],
 )
 def test_memory_that_elements_share_is_not_received_into(store: Store, out: Any) -> None:
     for _ in range(2):  # not where the pull is known either
-        with pytest.raises(BadArgument, match=r"out= is an expanded array of shape \(4,\), .* as its clone"):
+        with pytest.raises(
+            BadArgument, match=r"out= is an array of shape \(.*\) whose elements share memory, .* clone"
+        ):
             store.pull("b", out=out)
         store.pull("b", out=np.zeros(4, F32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((2, 3), (1, 2), False),
+        ((3, 2), (2, 3), False),
+        ((4, 2), (2, 3), False),
+        ((4, 2), (2, 4), True),
+        ((2, 2, 2), (-1, 4, 2), False),
+        ((0, 5), (0, 0), False),
+        ((1, 5), (0, 1), False),
+        ((2, 3), (3, 1), False),
+        ((2, 3), (2, 1), True),
+    ],
+)
+def test_elements_that_share_memory_are_told_from_those_that_only_lie_between(
+    shape: tuple[int, ...], strides: tuple[int, ...], expected: bool
+) -> None:
+    places = [sum(map(operator.mul, index, strides)) for index in np.ndindex(*shape)]
+    assert (len(set(places)) < len(places)) == expected
+    assert has_overlaps(shape, strides) == expected
 
 
 def test_a_view_that_negates_is_sent_and_received_as_what_it_says(store: Store) -> None:

@@ -72,9 +72,9 @@ def target(out: Array) -> Target:
         tensor = out.detach()
         _check_dense(tensor)
         shape, dtype = tuple(tensor.shape), torch_dtype(tensor.dtype)
-        check_apart(shape, tensor.stride())
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
             return Target(shape, dtype, _torch_bytes(tensor), out, None)
+        check_apart(shape, tensor.stride())
         aside = torch.empty(shape, dtype=tensor.dtype, device="cpu")
         return Target(shape, dtype, _torch_bytes(aside), out, lambda: _copy(aside, tensor))
     if not isinstance(out, np.ndarray):
@@ -84,10 +84,10 @@ def target(out: Array) -> Target:
     _check_unmasked(out)
     if not out.flags.writeable:
         raise BadArgument("out= is a read-only array; give one that can be written to")
-    check_apart(out.shape, out.strides)
     dtype = _numpy_dtype(out)
     if out.flags.c_contiguous and out.dtype.isnative:
         return Target(out.shape, dtype, _numpy_bytes(out), out, None)
+    check_apart(out.shape, out.strides, item=out.itemsize)
     temporary = np.empty(out.shape, dtype=out.dtype.newbyteorder("="))
     return Target(out.shape, dtype, _numpy_bytes(temporary), out, lambda: np.copyto(out, temporary))
 
@@ -100,17 +100,33 @@ def fresh(shape: tuple[int, ...], dtype: str) -> Target:
     return Target(shape, dtype, _numpy_bytes(array), array, None)
 
 
-def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements share memory, as expand() and broadcast_to() have them do, so that they can't be written."""
-    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+def has_overlaps(shape: Sequence[int], strides: Sequence[int], *, item: int = 1) -> bool:
+    """Whether elements share memory, as expand(), broadcast_to() and as_strided() may have them do, so that they can't
+    be written. `item`: the size of one, in what `strides` count."""
+    if 0 in shape:
+        return False
+    span = 0  # from the first to the last element, without that itself, in the dimensions so far
+    for stride, size in sorted((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride < span + item:
+            return stride < item or _have_entwined_overlaps(shape, strides, item)
+        span += stride * (size - 1)
+    return False
 
 
-def check_apart(shape: Sequence[int], strides: Sequence[int]) -> None:
+def _have_entwined_overlaps(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Looks at each element, where one dimension's lie between another's."""
+    places = np.zeros(1, np.int64)
+    for size, stride in zip(shape, strides, strict=True):
+        places = np.add.outer(places, stride * np.arange(size)).ravel()
+    return bool((np.diff(np.sort(places)) < item).any())
+
+
+def check_apart(shape: Sequence[int], strides: Sequence[int], *, item: int = 1) -> None:
     """Raises BadArgument for memory that can't be received into."""
-    if is_expanded(shape, strides):
+    if has_overlaps(shape, strides, item=item):
         raise BadArgument(
-            f"out= is an expanded array of shape {tuple(shape)}, whose elements share memory: give one that has memory"
-            " for each, as its clone() or copy()"
+            f"out= is an array of shape {tuple(shape)} whose elements share memory, as an expanded one's: give one that"
+            " has memory for each, as its clone() or copy()"
         )
 
 

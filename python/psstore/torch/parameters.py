@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.autograd.graph import increment_version
 
-from psstore.client.arrays import is_expanded
+from psstore.client.arrays import has_overlaps
 from psstore.errors import UsageError
 from psstore.torch.parts import TensorPart, box_of, is_dtensor, local_of
 from psstore.torch.warnings import dtype_name
@@ -144,10 +144,10 @@ class Names:
         if parameter.dtype not in STORED_AS:
             known = ", ".join(dtype_name(dtype) for dtype in STORED_AS)
             raise UsageError(f"parameter {name!r} has dtype {dtype_name(parameter.dtype)}; the store trains {known}")
-        if is_expanded(parameter.shape, parameter.stride()):
+        if has_overlaps(parameter.shape, parameter.stride()):
             raise UsageError(
-                f"parameter {name!r} is an expanded tensor, whose elements share memory, so that a step can't write"
-                " them: make it a parameter of its clone()"
+                f"parameter {name!r} has elements that share memory, as those of an expanded tensor, so that a step"
+                " can't write them: make it a parameter of its clone()"
             )
         if parameter.is_inference():
             raise UsageError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from psstore.client.arrays import is_expanded
+from psstore.client.arrays import has_overlaps
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
@@ -139,7 +139,7 @@ class WorkerStep(GradientStep):
 
 
 def _is_writable(gradient: torch.Tensor) -> bool:
-    return gradient.layout is torch.strided and not is_expanded(gradient.shape, gradient.stride())
+    return gradient.layout is torch.strided and not has_overlaps(gradient.shape, gradient.stride())
 
 
 def check_lockstep(training: Training, what: str) -> None:
