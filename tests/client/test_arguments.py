@@ -108,7 +108,11 @@ def test_name_that_no_message_can_say_is_refused(store: Any) -> None:
         (lambda store: store.create("q", shape=(7 / 2, 4)), r"shape is \(3\.5, 4\); expected integers"),
         (lambda store: store.create("q", shape="34"), "shape is '34'; expected integers"),
         (lambda store: store.create_many(["q"]), "expected psstore.types.TensorSpec, got 'q'"),
+        (lambda store: store.create_many(5), "specs is 5; expected several psstore.types.TensorSpec, as in a list"),
+        (lambda store: store.create_many([], 5), "values is 5; expected several arrays"),
         (lambda store: store.restore({"w": VALUE}), r"expected psstore\.client\.rule_state\.Restored\(.*, got ndarray"),
+        (lambda store: store.restore([]), "restore: expected a dict, by name, got list"),
+        (lambda store: store.set_residuals([VALUE]), "set_residuals: expected a dict, by name, got list"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
@@ -117,6 +121,12 @@ def test_what_the_store_would_take_for_a_broken_client_is_refused_before(
 ) -> None:
     with pytest.raises(BadArgument, match=words):
         call(store)
+
+
+def test_ids_of_several_lengths_are_refused(store: Any) -> None:
+    store.create_table("rows", dim=2, rule="sgd", group=1)
+    with pytest.raises(BadArgument, match="pull_rows 'rows': ids are lists of several lengths"):
+        store.pull_rows("rows", [[1, 2], [3]])
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from psstore.config import NO_CREDENTIALS, WAIT_S, Credentials, Transport
 from psstore.errors import BadArgument
 from psstore.types import is_text
 from psstore.wire.messages import Role
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +84,17 @@ def text(what: str, value: Any) -> str:
     return value
 
 
-def several(what: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Several names; each is looked at where it is looked up."""
+def several(what: str, given: Iterable[T], of: str = "names") -> tuple[T, ...]:
+    """Several names, or what else is said; each is looked at where it is used."""
     if not isinstance(given, (str, bytes)) and isinstance(given, Iterable):
         return tuple(given)
-    raise BadArgument(f"{what} is {given!r}; expected several names, as in a list")
+    raise BadArgument(f"{what} is {given!r}; expected several {of}, as in a list")
+
+
+def by_name(what: str, given: Mapping[str, T]) -> Mapping[str, T]:
+    if isinstance(given, Mapping):
+        return given
+    raise BadArgument(f"{what}: expected a dict, by name, got {type(given).__name__}")
 
 
 def scale(what: str, value: Any) -> float:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 
 from psstore.checkpoint.handed import Handed, pack_handed, unpack_handed
 from psstore.checkpoint.nested import Plain
-from psstore.client.arguments import number, one_of, scale, several, text, version, whole
+from psstore.client.arguments import by_name, number, one_of, scale, several, text, version, whole
 from psstore.client.arrays import Array, Floats
 from psstore.client.compression.rows import KeptBack
 from psstore.client.context import Context
@@ -122,7 +122,10 @@ class Operations:
         `offer`: False: the values are somebody else's to send. Later pulls and pushes wait for them.
         """
         one_of("exist", exist, get_args(Exist))
-        given: Sequence[Array | None] = [None] * len(specs) if values is None else seen(list(values))
+        specs = several("create_many: specs", specs, "psstore.types.TensorSpec")
+        given: Sequence[Array | None] = [None] * len(specs)
+        if values is not None:
+            given = seen(list(several("create_many: values", values, "arrays")))
         return self._creating.create_many(specs, given, exist=exist, offer=offer)
 
     async def describe(self, name: str) -> Tensor:
@@ -462,7 +465,7 @@ class Operations:
     async def set_residuals(self, values: Mapping[str, Array | None]) -> None:
         """Takes them over, as from a checkpoint, between rounds; None: the tensor has lost nothing. Raises
         ShapeMismatch, DTypeMismatch; then nothing has changed."""
-        tensors = await self.context.schema.find(list(values))
+        tensors = await self.context.schema.find(list(by_name("set_residuals", values)))
         given = [
             None if value is None else as_source("set_residuals", tensor.spec, value)
             for tensor, value in zip(tensors, values.values(), strict=True)
@@ -635,7 +638,7 @@ class Operations:
         Not a step: in a round, contributions that wait go on waiting. Raises ShapeMismatch, DTypeMismatch,
         RuleMismatch, BadArgument before anything is sent.
         """
-        tensors = await self.context.schema.find(list(items))
+        tensors = await self.context.schema.find(list(by_name("restore", items)))
         transfers = list(restoring(tensors, list(items.values()), self.client.ways))
         with self.context.forgetting_unknown(tensors):
             await self.client.write("RESTORE", transfers, trained=True)

@@ -285,7 +285,10 @@ def ids_of(what: str, value: Array) -> tuple[Ids, tuple[int, ...]]:
         value = value.detach().cpu().numpy()
     if is_masked(value):
         raise BadArgument(f"{what}: ids are masked; expected integers in [0, 2^64)")
-    array = value if isinstance(value, np.ndarray) else _array_of(value)
+    try:
+        array = value if isinstance(value, np.ndarray) else _array_of(value)
+    except ValueError:
+        raise BadArgument(f"{what}: ids are lists of several lengths; expected integers in [0, 2^64)") from None
     if array.dtype.kind not in "iu":
         raise DTypeMismatch(f"{what}: ids are {array.dtype.name}; expected integers in [0, 2^64)")
     if array.dtype.kind == "i" and array.size and array.min() < 0:
