@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -149,6 +152,16 @@ def test_shapes_come_from_a_file_and_may_be_empty_or_0_d(tmp_path: Path) -> None
     assert planned["parameters"] == 1_000_001
     assert planned["bytes"] == 8 * 1_000_001
     assert [shard["tensors"] for shard in planned["shards"]].count(0) == 0
+
+
+def test_a_file_of_shapes_is_json_whatever_the_locale(tmp_path: Path) -> None:
+    file = tmp_path / "shapes.json"
+    file.write_text('{"größe": [3]}', encoding="utf-8")
+    command = [sys.executable, "-m", "psstore.cli.main", "plan", "--shapes", str(file), "--json"]
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["parameters"] == 3
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def _choose(shapes: Path | None, model: str | None) -> Mapping[str, Shape]:
         return MODELS[model]()
     assert shapes is not None
     try:
-        return shapes_in(json.loads(shapes.read_text()))
+        return shapes_in(json.loads(shapes.read_bytes()))
     except (OSError, ValueError) as error:
         fail(f"{shapes}: {error}")
     except RecursionError:
