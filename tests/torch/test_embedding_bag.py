@@ -138,7 +138,18 @@ def test_padding_of_an_embedding_is_zeros_and_has_no_gradient(store: Store) -> N
         ((FLAT.view(2, 5), OFFSETS), "with offsets"),
         ((FLAT.view(2, 5), None, torch.ones(3)), "shape"),
         ((FLAT.view(2, 5).float(),), "integers"),
-        (([[1, 2]],), "expected"),
+        (([[1, 2]],), "integers, not by list"),
+        (
+            (torch.nested.nested_tensor([FLAT, FLAT[:3]], layout=torch.jagged),),
+            r"nested one: .* values\(\) and offsets\(\)",
+        ),
+        ((FLAT, [0, 3]), "no places among 10 ids: expected a flat tensor of integers"),
+        ((FLAT, OFFSETS.float()), "no places"),
+        ((FLAT, OFFSETS.view(2, 2)), "no places"),
+        ((FLAT, OFFSETS + 1), "no places"),
+        ((FLAT, torch.tensor([0, 11])), "no places"),
+        ((FLAT, torch.tensor([0, 5, 3])), "no places"),
+        ((FLAT, OFFSETS, [1.0] * 10), "per_sample_weights are a list; expected a tensor"),
     ],
 )
 def test_what_is_no_bag_is_refused(store: Store, given: tuple[Any, ...], complaint: str) -> None:

@@ -78,6 +78,7 @@ class EmbeddingBag(TableModule):
         if isinstance(ids, Jagged):
             ids, offsets, per_sample_weights = self._parts_of(ids, offsets, per_sample_weights)
             include_last_offset = True
+        self._check_ids(ids)
         self._check(ids, offsets, per_sample_weights)
         rows = self.rows_of(ids.reshape(-1))
         # Each lookup has a row of its own, so that the gradient of each comes back.
@@ -130,13 +131,20 @@ class EmbeddingBag(TableModule):
 
     def _check(self, ids: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None) -> None:
         """Raises UsageError before anything is pulled."""
-        shape = tuple(getattr(ids, "shape", ()))
+        shape = tuple(ids.shape)
         if len(shape) != (2 if offsets is None else 1):
             given = "without offsets" if offsets is None else "with offsets"
             raise UsageError(
                 f"bags of table {self.table!r} are of shape {shape} {given}; expected (bags, ids of a bag) without"
                 " offsets, or flat ids with them"
             )
+        if offsets is not None and not _are_places(offsets, num_ids=len(ids)):
+            raise UsageError(
+                f"bags of table {self.table!r} have offsets that are no places among {len(ids)} ids: expected a flat"
+                " tensor of integers which begins with 0, never falls, and ends with that number at most"
+            )
+        if weights is not None and not isinstance(weights, torch.Tensor):
+            raise UsageError(f"per_sample_weights are a {type(weights).__name__}; expected a tensor")
         if weights is not None and self.mode != "sum":
             raise UsageError(f"per_sample_weights are for mode='sum', and table {self.table!r} has mode={self.mode!r}")
         if weights is not None and weights.shape != ids.shape:
@@ -146,3 +154,12 @@ class EmbeddingBag(TableModule):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, mode={self.mode!r}"
+
+
+def _are_places(offsets: torch.Tensor, *, num_ids: int) -> bool:
+    if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
+        return False
+    if not len(offsets):
+        return True
+    rises = bool((offsets[1:] >= offsets[:-1]).all())
+    return rises and int(offsets[0]) == 0 and int(offsets[-1]) <= num_ids

@@ -298,6 +298,11 @@ class TableModule(torch.nn.Module):
         if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
             what = f"dtype {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
             raise UsageError(f"table {self.table!r} is looked up by a tensor of integers, not by {what}")
+        if ids.is_nested:
+            raise UsageError(
+                f"table {self.table!r} is looked up by a plain tensor, not by a nested one: an EmbeddingBag takes its"
+                " values() and offsets()"
+            )
 
     def current_hypers(self) -> dict[str, float]:
         """For a commit, under the store's names. Raises UsageError if one is missing."""
