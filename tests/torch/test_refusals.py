@@ -28,7 +28,7 @@ from psstore.errors import (
     TensorExists,
     UsageError,
 )
-from psstore.torch import DiLoCo, DistributedOptimizer, ElasticSampler
+from psstore.torch import DiLoCo, DistributedOptimizer, ElasticSampler, Embedding
 from psstore.wire.messages import Exist
 from tests.torch.support import (
     DECOUPLED_ADAM,
@@ -518,3 +518,28 @@ def test_a_step_of_the_wrapped_optimizer_is_refused_while_the_other_stands_in(
     outer.step()
     del outer
     inner.step()
+
+
+def test_what_is_no_optimizers_state_is_refused_and_changes_nothing(store: psstore.Store) -> None:
+    model = linear()
+    outer = DistributedOptimizer(AdamW(model.parameters(), lr=0.1), store, model.named_parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    outer.step()
+    before = outer.state_dict()
+    no_states: list[Any] = [5, {}, model.state_dict(), {"state": {}}, {**before, "state": []}]
+    for given in (*no_states, {**before, "param_groups": [5]}):
+        with pytest.raises(UsageError, match=r"load_state_dict takes a state_dict\(\) of an optimizer"):
+            outer.load_state_dict(given)
+    no_residuals: dict[str, Any] = {"a dict, not int": 5, "are of parameter 9; there are ": {9: torch.ones(2)}}
+    for words, kept in no_residuals.items():
+        with pytest.raises(UsageError, match=words):
+            outer.set_residuals(kept)
+    assert outer.state_dict()["param_groups"] == before["param_groups"]
+    for one, other in zip(outer.state_dict()["state"].values(), before["state"].values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_one_module_in_place_of_several_tables_is_refused(store: psstore.Store) -> None:
+    model, items = linear(), Embedding("items", 4, store)
+    with pytest.raises(UsageError, match="tables= takes several modules, as in a list, not a Embedding"):
+        DistributedOptimizer(SGD(model.parameters(), lr=1.0), store, model.named_parameters(), tables=items)  # type: ignore[arg-type]

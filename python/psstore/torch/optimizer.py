@@ -323,6 +323,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model's weights are loaded after this optimizer is made; else from the store's values. The residuals of
         compression are taken over by the rank that has saved them; the others begin with none.
         """
+        if not isinstance(state_dict, Mapping):
+            raise UsageError(f"load_state_dict takes a state_dict() of an optimizer, not {type(state_dict).__name__}")
         self._whole_state = None
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -439,8 +441,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return found
 
     def set_residuals(self, residuals: Mapping[int | str, Any]) -> None:
-        """Makes them what they were when `residuals` gave these; nothing is kept back of other parameters or tables."""
+        """Makes them what they were when `residuals` gave these; nothing is kept back of other parameters or tables.
+        Raises UsageError for those of no parameter."""
         parameters = dict(enumerate(self._in_order()))
+        if not isinstance(residuals, Mapping):
+            raise UsageError(f"set_residuals takes what residuals() gave, a dict, not {type(residuals).__name__}")
+        if unknown := [key for key in residuals if not isinstance(key, str) and key not in parameters]:
+            raise UsageError(f"residuals are of parameter {unknown[0]!r}; there are {len(parameters)}, numbered from 0")
         self._strategy.set_residuals(
             {parameters[key]: value for key, value in residuals.items() if not isinstance(key, str)}
         )

@@ -53,7 +53,8 @@ def read_state(training: Training, *, whole: bool = False) -> dict[torch.Tensor,
 def load_state(training: Training, state_dict: Mapping[str, Any]) -> None:
     """Takes over the groups of a state_dict(), here, and its state, which is rank 0's to restore. A parameter that it
     has no state for has none then; a frozen one's stays here until it is trained. Raises ValueError, as torch does, if
-    its groups are not the optimizer's."""
+    its groups are not the optimizer's; UsageError for what is no state_dict() of an optimizer."""
+    _check(state_dict)
     optimizer = training.optimizer
     optimizer.load_state_dict({**state_dict, "state": {}})
     numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -63,6 +64,16 @@ def load_state(training: Training, state_dict: Mapping[str, Any]) -> None:
     _write(training, training.trained, loaded)
     optimizer.state.update(loaded)
     drop_local_state(training, training.trained)
+
+
+def _check(state_dict: Mapping[str, Any]) -> None:
+    state, groups = state_dict.get("state"), state_dict.get("param_groups")
+    has_state = isinstance(state, Mapping) and all(isinstance(one, Mapping) for one in state.values())
+    if not has_state or not isinstance(groups, list) or not all(isinstance(one, Mapping) for one in groups):
+        raise UsageError(
+            "load_state_dict takes a state_dict() of an optimizer: a dict with 'state', by parameter, and a list of"
+            f" 'param_groups'; got one with {', '.join(map(repr, list(state_dict)[:4])) or 'nothing'}"
+        )
 
 
 def adopt_state(training: Training, trained: Sequence[Trained]) -> None:

@@ -55,6 +55,8 @@ class TableGradients(EarlyPushes):
         """`bearing`: what rows are looked up within. Raises UsageError for what is no table of that store, or is given
         twice."""
         super().__init__()
+        if not isinstance(tables, Iterable):
+            raise UsageError(f"tables= takes several modules, as in a list, not a {type(tables).__name__}")
         self.tables = list(tables)
         names = set()
         for one in self.tables:
