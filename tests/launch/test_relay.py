@@ -276,13 +276,14 @@ def test_what_its_own_store_has_gone_back_behind_is_there_again_also_if_no_newer
         trainer = followed.connect(rank=0)
 
         def passes_on() -> Iterator[bool]:
-            """Whether the own store has ended, after each version."""
+            """Whether the own store has ended, after each version, and where there is none."""
             trainer.publish({"x": np.full(4, 1.0, F32)})
             yield False
             there.checkpoint()
             trainer.publish({"x": np.full(4, 2.0, F32)})
             yield False
             os.kill(own.shard_pids()[0], signal.SIGKILL)
+            yield False
             yield False
             yield True
 
@@ -291,6 +292,16 @@ def test_what_its_own_store_has_gone_back_behind_is_there_again_also_if_no_newer
         relay_command._follow(followed.url, None, Relay(there), server)
         with psstore.connect(own.url, role="client") as reading:
             assert_array_equal(reading.pull("x"), np.full(4, 2.0, F32))
+
+
+def test_a_store_of_its_own_that_has_ended_is_not_asked_how_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That waits for one which may start again."""
+    reader, relay, server = mock.MagicMock(), mock.Mock(), mock.Mock()
+    reader.__enter__.return_value.next.side_effect = LATE
+    monkeypatch.setattr("psstore.client.follow.follow", lambda *_, **__: reader)
+    type(server).has_ended = mock.PropertyMock(side_effect=[False, True, True])
+    relay_command._follow("ps://h1:5700", None, relay, server)
+    relay.renew.assert_called_once()
 
 
 @pytest.mark.parametrize("transport", ["local", SHM])

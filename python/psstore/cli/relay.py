@@ -129,7 +129,8 @@ def _follow(
                 try:
                     version = reader.next(timeout_s=LOOK_S)
                 except DeadlineExceeded:
-                    relay.renew()
+                    if not server.has_ended:  # where it might start again by itself, it would be waited for
+                        relay.renew()
                     continue
                 relay.publish(version)  # out here, as its own DeadlineExceeded is a failure: all is read and sent anew
                 said = None
