@@ -3,7 +3,7 @@ average."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
@@ -371,12 +371,13 @@ def test_training_goes_on_bit_for_bit_from_a_checkpoint_of_the_store(tmp_path: P
     assert_same_bits(train_to(4, "stopped"), train_to(4, "undisturbed"))
 
 
-def test_a_round_that_failed_goes_on_with_the_next_step_and_loses_none() -> None:
+@pytest.mark.parametrize("compression", [None, UNCODED])
+def test_a_round_that_failed_goes_on_with_the_next_step_and_loses_none(compression: str | None) -> None:
     models = [Odd() for _ in range(2)]
     with psstore.LocalStore(workers=2) as local:
         stores = [local.connect(rank=0, wait_s=0.01), local.connect(rank=1)]
         optimizers = [
-            averaging(model, store, SGD(model.parameters(), lr=1.0), every=2, compression=UNCODED)
+            averaging(model, store, SGD(model.parameters(), lr=1.0), every=2, compression=compression)
             for model, store in zip(models, stores, strict=True)
         ]
         begun = models[0].bias.detach().clone()
@@ -396,10 +397,51 @@ def test_a_round_that_failed_goes_on_with_the_next_step_and_loses_none() -> None
         torch.testing.assert_close(models[0].bias, begun + 3.5, rtol=0, atol=1e-6)
 
 
-def _until_it_steps(step: partial[None]) -> None:
+@pytest.mark.parametrize("compression", [None, UNCODED])
+def test_a_step_whose_round_failed_is_taken_once_though_it_is_asked_for_again(compression: str | None) -> None:
+    """And clipped once: the step after it, by momentum, is that of a worker whose rounds don't fail."""
+
+    def train_both(*, fails: bool) -> list[Odd]:
+        models = [Odd(seed=rank) for rank in range(2)]
+        with psstore.LocalStore(workers=2) as local:
+            stores = [local.connect(rank=0, wait_s=0.01 if fails else 60.0), local.connect(rank=1)]
+            optimizers = [
+                averaging(
+                    model,
+                    store,
+                    SGD(model.parameters(), lr=0.1, momentum=0.5),
+                    every=2,
+                    compression=compression,
+                    max_norm=0.1,
+                )
+                for model, store in zip(models, stores, strict=True)
+            ]
+
+            def step(rank: int, *, seed: int) -> None:
+                optimizers[rank].zero_grad()
+                backward(models[rank], next(batches(1, seed=seed)))
+                optimizers[rank].step()
+
+            step(0, seed=1)
+            step(1, seed=2)
+            last_of_0: Callable[[], object] = partial(step, 0, seed=3)
+            if fails:
+                with pytest.raises(DeadlineExceeded):
+                    last_of_0()
+                last_of_0 = partial(_until_it_steps, optimizers[0].step)
+            in_threads([partial(step, 1, seed=4), last_of_0])
+            step(0, seed=5)
+        return models
+
+    for disturbed, undisturbed in zip(train_both(fails=True), train_both(fails=False), strict=True):
+        assert_same_bits(disturbed, undisturbed)
+
+
+def _until_it_steps(step: Callable[[], object]) -> None:
     while True:
         try:
-            return step()
+            step()
+            return
         except DeadlineExceeded:
             pass
 

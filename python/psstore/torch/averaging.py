@@ -21,6 +21,7 @@ import torch
 
 from psstore.client.arguments import whole
 from psstore.errors import RuleMismatch, UsageError
+from psstore.torch.change_detection import GradientSnapshots
 from psstore.torch.exchange import Exchange
 from psstore.torch.learner_processes import LearnerProcesses
 from psstore.torch.learner_step import LearnerStep, Learning
@@ -81,9 +82,16 @@ class Averaging(LocalStep):
         return (self._steps + 1) % self._every == 0
 
     def step(self, overflow: Overflow) -> bool:
-        """Steps this worker alone, and waits for others only if an average is due."""
+        """Steps this worker alone, and waits for others only if an average is due. A round that has failed is taken
+        first: this step would be averaged away. If it is the step before that, asked for again, that is all."""
+        if self._exchange is not None:
+            was_taken = self._was_taken()
+            self.synchronize()
+            if was_taken:
+                return not overflow.found
         stepped = super().step(overflow)
         if self.shares_next:
+            self._unshared = GradientSnapshots(self._gradients())
             self.synchronize()
         else:
             self._steps += 1
@@ -104,7 +112,7 @@ class Averaging(LocalStep):
             training = self._training
             self._exchange = Exchange(self._push, self._commit, lambda: training.pull(training.trained))
         self._exchange.finish()
-        self._exchange, self._steps = None, 0
+        self._exchange, self._unshared, self._steps = None, None, 0
 
     def _push(self) -> None:
         self._training.store.push_many((one.name, one.parameter.detach()) for one in self._training.trained)
@@ -124,11 +132,24 @@ class DifferenceAveraging(LearnerStep):
         learning = Learning(outer=outer, every=every, fragments=1, delay=0, merge=1.0, weight=1.0)
         super().__init__(training, learning, LearnerProcesses())
 
+    @property
+    def shares_next(self) -> bool:
+        return self._unshared is not None or super().shares_next
+
     def step(self, overflow: Overflow) -> bool:
         """Steps this worker alone, and waits for others only if an average is due. A round that has failed is taken
-        first: this step would be merged over."""
-        self._merge_if_due(math.inf)
-        return super().step(overflow)
+        first: this step would be merged over. If it is the step before that, asked for again, that is all."""
+        if self._round is not None or self._unshared is not None:
+            was_taken = self._was_taken()
+            self._share()
+            if was_taken:
+                return not overflow.found
+        stepped = LocalStep.step(self, overflow)
+        self._steps += 1
+        if self._is_due(self._steps):
+            self._unshared = GradientSnapshots(self._gradients())
+            self._share()
+        return stepped
 
     def progress(self) -> Mapping[str, Any]:
         """As of one that averages parameters: a training may go on in either way."""
@@ -142,10 +163,16 @@ class DifferenceAveraging(LearnerStep):
         late for it takes part in the next one, unless training was stopped, where no other one counts."""
         is_late = True
         while is_late and not self._training.store.stopped:
-            if self._round is None:
-                self._begin()
-            is_late = self._merge_if_due(math.inf)
+            is_late = self._share()
         self._steps = 0
+
+    def _share(self) -> bool:
+        """A round, or the rest of one that has failed. Returns whether this worker came too late for it."""
+        if self._round is None:
+            self._begin()
+        is_late = self._merge_if_due(math.inf)
+        self._unshared = None
+        return is_late
 
     def _create(self, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
         with _telling_of_compression():

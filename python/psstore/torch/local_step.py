@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from psstore.torch.change_detection import GradientSnapshots
 from psstore.torch.optimizer_state import local_initial_state
 from psstore.torch.training import Overflow, Training
 
@@ -19,6 +20,8 @@ class LocalStep:
         self._training = training
         self._steps = 0
         """How many this worker has taken, from which it follows when a round is due."""
+        self._unshared: GradientSnapshots | None = None
+        """Gradients of a step that was taken, whose round has begun and not ended well."""
 
     def retire(self) -> None:
         """Does nothing: parameters are only sent in calls."""
@@ -29,7 +32,8 @@ class LocalStep:
 
     @property
     def has_clipped(self) -> bool:
-        return False
+        """Whether the next step is one that was taken, clipped as it was to be."""
+        return self._was_taken()
 
     def step(self, overflow: Overflow) -> bool:
         """Steps this worker alone. An overflow skips this worker's step alone."""
@@ -66,6 +70,13 @@ class LocalStep:
         self._steps = int(progress["steps"])
 
     # ---- how ----
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        return {one.name: one.owner.grad for one in self._training.trained if one.owner.grad is not None}
+
+    def _was_taken(self) -> bool:
+        """Whether these gradients are of a step that was taken, and is asked for again since its round has failed."""
+        return self._unshared is not None and self._unshared.match(self._gradients())
 
     def _unscale(self, loss_scale: float) -> None:
         for one in self._training.trained_owners:

@@ -225,7 +225,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A parameter whose gradient is None counts as zero in the round's average; if no worker has a gradient
         for it, it stays as it is. A worker that is too late for its round (mode 'backup') only catches up.
         Returns the closure's loss. Raises UsageError for gradients that can't be sent, and the store's errors
-        (WorkerLost, DeadlineExceeded, StoreClosed, ...), which leave the parameters as they were.
+        (WorkerLost, DeadlineExceeded, StoreClosed, ...), which leave the parameters as they were; with mode='average'
+        the step is taken then, and called again this goes on with its round alone.
         """
         return self._step(closure)
 
