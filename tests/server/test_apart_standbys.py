@@ -248,6 +248,21 @@ def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts
         assert hosts.of[shard, False].ready["standby"]
 
 
+def test_a_host_comes_back_to_a_store_that_has_begun_with_nothing_and_has_checkpoints_since(tmp_path: Path) -> None:
+    """It goes on with what its other place has, and not with what `--restore auto` finds."""
+    run = str(tmp_path / "run")
+    flags = ("--checkpoint", run, "--checkpoint-every", "1000000", "--restore", "auto")
+    with Hosts(tmp_path, flags=flags) as hosts, trained(hosts) as (store, reader):
+        store.checkpoint(run)
+        for standby in (False, True):
+            hosts.kill(1, standby=standby)
+            hosts.start(1, standby=standby)
+            await_standbys(store)
+            train(store, 2)
+        check(store, reader, 6)
+        assert all(one.process.poll() is None for one in hosts.of.values())
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_host_that_comes_back_begins_nothing_as_long_as_it_can_not_ask_its_standby(hosts: Hosts, shard: int) -> None:
     """Which may have all that the shard had: other shards say that there was something."""

@@ -49,7 +49,7 @@ class Beginnings:
         AuthFailed, BadArgument, StorageError."""
         site, own = self.site, secrets.token_hex(8)
         if site.other is not None:
-            joined = self._join(site.other, own, restore)
+            joined = self._join(site.other, own)
             if joined is None or isinstance(joined, StoreLife):
                 return joined
         if site.first == 0:
@@ -89,7 +89,7 @@ class Beginnings:
         own_place = self.site.settings.checkpoint
         return find_checkpoint(f"{own_place}@{version}", own_place=own_place)
 
-    def _join(self, other: str, own: str, restore: RestoreFrom | None) -> StoreLife | Literal["begins"] | None:
+    def _join(self, other: str, own: str) -> StoreLife | Literal["begins"] | None:
         """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
         since the process that was here before is dead. None: a signal came first. Raises AuthFailed, BadArgument."""
         from psstore.server.other_member import look_at, promote, why_not_begin
@@ -104,7 +104,7 @@ class Beginnings:
             with contextlib.suppress(AvailabilityError):
                 member = look_at(other, credentials)
                 if member.leads:
-                    life = self._life_of(member.welcome, own, restore)
+                    life = self._life_of(member.welcome, own)
                     break
                 if member.may_lead:
                     with contextlib.suppress(BadArgument):  # it waits for those who know
@@ -127,16 +127,15 @@ class Beginnings:
             self.site.listen()
         return life
 
-    def _life_of(self, welcome: Welcome, own: str, restore: RestoreFrom | None) -> StoreLife:
-        """`restore`: what this host was to begin with."""
-        if welcome.restored >= 0:
-            restore = RestoreFrom(url="", version=welcome.restored, lineage=welcome.lineage)
+    def _life_of(self, welcome: Welcome, own: str) -> StoreLife:
+        """With what it has begun with, whatever this host was to begin with: there may be checkpoints since."""
+        begun = RestoreFrom(url="", version=welcome.restored, lineage=welcome.lineage)
         return StoreLife(
             own=own,
             store=welcome.store,
             signing_key=self._signing_key(welcome.store.partition("-")[0]),
             lineage=welcome.lineage,
-            restore=restore,
+            restore=begun if welcome.restored >= 0 else None,
             is_joined=True,
         )
 
