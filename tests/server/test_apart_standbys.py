@@ -263,6 +263,19 @@ def test_a_host_comes_back_to_a_store_that_has_begun_with_nothing_and_has_checkp
         assert all(one.process.poll() is None for one in hosts.of.values())
 
 
+def test_a_host_that_is_back_before_shard_0_hears_that_this_has_begun_anew(hosts: Hosts) -> None:
+    """The other place of its shard knows the shard 0 that was; and none of the two goes on beside the new one."""
+    with trained(hosts):
+        for standby in (False, True):
+            hosts.kill(0, standby=standby)
+        hosts.kill(1, standby=True)
+        back = hosts.start(1, standby=True)
+        assert back.wait_ready()
+        hosts.start(0, standby=False)
+        assert [hosts.of[1, standby].wait() for standby in (False, True)] == [1, 1]
+    assert "has begun anew" in back.log()
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_host_that_comes_back_begins_nothing_as_long_as_it_can_not_ask_its_standby(hosts: Hosts, shard: int) -> None:
     """Which may have all that the shard had: other shards say that there was something."""

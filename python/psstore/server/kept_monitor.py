@@ -27,7 +27,7 @@ class KeptMonitor:
     """Where it is registered."""
     current: PeerMonitor | None = None
 
-    def start(self, *, store: str, former: str = "", restore: RestoreFrom | None, is_new: bool = True) -> PeerMonitor:
+    def start(self, *, store: str, former: str = "", joined: str = "", restore: RestoreFrom | None) -> PeerMonitor:
         """Starts one, with that in its Duty. `restore`: what this host's shards begin with. REQUIRES: there is none."""
         from psstore.server.peer_monitor import Duty, PeerMonitor
 
@@ -41,9 +41,9 @@ class KeptMonitor:
             restored=restore.version if restore is not None else -1,
             goes_back=settings.restarts > 0,
             is_whole=self.site.is_whole,
-            is_new=is_new,
             store=store,
             former=former,
+            joined=joined,
             has_last_word=lambda: self.site.first == 0 and self.leads(),
             until_done=settings.until_done,
             patience_s=settings.patience_s,

@@ -72,10 +72,11 @@ class Duty:
     """This host's id of this life, on the host of shard 0."""
     former: str
     """Shard 0's id of the life before, on other hosts: that one is over."""
+    joined: str
+    """Shard 0's id of the life in which this host's shard goes on with what another process of it has; '': it begins
+    with the store."""
     is_whole: bool
     """All shards run here: the store may stand still, and is to be asked meanwhile, too."""
-    is_new: bool
-    """This host's shard begins with the store; else it goes on with what another process of it had."""
     has_last_word: Callable[[], bool]
     """Whether the others end when it is said here that they may. Called on the monitor's thread."""
     until_done: bool
@@ -151,7 +152,7 @@ async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
     """Tells of shard 0's life, where it is elsewhere, and of the end."""
     peers = [_Peer(shard, addresses, duty) for shard, addresses in duty.asked_at.items()]
     try:
-        if duty.index != 0 and duty.is_new:
+        if duty.index != 0 and not duty.joined:
             welcome = await _begin(peers[0], duty)
             monitor.tell(PeerEvent(store=welcome.store, restored=welcome.restored, lineage=welcome.lineage))
         monitor.tell(PeerEvent(reason=(await _follow(duty, peers)).reason))
@@ -287,7 +288,7 @@ class _Peer:
             reconnector, waited_s, patience_s = self._tie(None, patience_s=math.inf), 0.0, SOON_S
             while not (await asyncio.wait([reconnector.first_up], timeout=patience_s))[0]:
                 waited_s += patience_s
-                if not self._duty.is_new and self.is_refused and waited_s >= self._duty.patience_s:
+                if self._duty.joined and self.is_refused and waited_s >= self._duty.patience_s:
                     raise self.refused()
                 _log.warning("waiting for %s (%s)", self.name, reconnector.trouble or "it does not answer")
                 patience_s = REMIND_S
@@ -386,7 +387,7 @@ class _Peer:
 
     def _checked(self, welcome: Welcome | None) -> Welcome | None:
         """None: it is still that of a life before. Raises BadArgument if the other host was told something else than
-        this one."""
+        this one, RolledBack if the life that this one has joined is over."""
         assert welcome is not None, "it was up"
         if welcome.shard != self.shard:
             raise BadArgument(f"{self.name} says that it is shard {welcome.shard}; give each host its own index")
@@ -395,6 +396,12 @@ class _Peer:
             raise BadArgument(
                 f"{self.name} was told of the shards {', '.join(theirs)}, this host of {', '.join(ours)};"
                 " give every host the same list"
+            )
+        if self.shard == 0 and self._duty.joined not in ("", welcome.store):
+            raise RolledBack(
+                f"{self.name} has begun anew, and the store that this host had a part in is lost: start it again",
+                version=welcome.restored,
+                undone=0,
             )
         terms = welcome.consistency
         is_of_this_life = self.shard == 0 or welcome.store.startswith(self._duty.store)

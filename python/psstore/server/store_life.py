@@ -41,6 +41,11 @@ class StoreLife:
     """The store was there before: what runs here goes on with what another process has."""
 
     @property
+    def of_shard_0(self) -> str:
+        """Shard 0's id of it, which those of the others begin with."""
+        return self.store.partition("-")[0]
+
+    @property
     def began_at(self) -> int:
         """The version that it begins with."""
         return self.restore.version if self.restore is not None else 0

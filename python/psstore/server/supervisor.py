@@ -152,7 +152,8 @@ class Supervisor:
         return min(one.next_wake() for one in (groups, self._reshardings, self._companions))
 
     def _start_monitor(self, life: StoreLife) -> None:
-        self._monitor.start(store=life.own, restore=life.restore, is_new=not life.is_joined)
+        joined = life.of_shard_0 if life.is_joined else ""
+        self._monitor.start(store=life.own, joined=joined, restore=life.restore)
 
     # ---- another life ----
 
