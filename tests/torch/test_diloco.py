@@ -413,6 +413,25 @@ def test_a_learner_goes_on_from_its_state_dict() -> None:
     AdamW(plain.parameters()).load_state_dict(saved[1])  # the inner optimizer's class takes it, too
 
 
+def test_a_learner_that_loads_a_state_dict_ends_the_round_that_is_under_way() -> None:
+    """Else what was shared in it would be shared again with the next."""
+    model = Odd()
+    begun = model.bias.detach().clone()
+    with psstore.connect("local://") as store:
+        outer = SGD(model.parameters(), lr=1.0)
+        optimizer = DiLoCo(model, SGD(model.parameters(), lr=0.0), store, every=2, fragments=1, delay=2, outer=outer)
+        saved = optimizer.state_dict()
+        backward(model, next(batches(1)))
+        for _ in range(2):
+            for _ in range(2):
+                move(model)
+                optimizer.step()
+            optimizer.load_state_dict(saved)
+        moved = model.bias.detach() - begun
+        optimizer.synchronize()
+        torch.testing.assert_close(model.bias.detach() - begun, moved, rtol=0, atol=1e-6)
+
+
 def test_schedulers_and_closures_are_those_of_the_inner_optimizer_and_the_outer_one_has_its_own() -> None:
     models = [Odd(seed=rank) for rank in range(2)]
 

@@ -221,6 +221,8 @@ class LearnerStep(LocalStep):
         }
 
     def set_progress(self, progress: Mapping[str, Any]) -> None:
+        """A round that is under way ends before: it is due by the steps until now."""
+        self._merge_if_due(math.inf)
         super().set_progress(progress)
         self._counted = float(progress["counted"])
         for fragment, weighed_at in zip(self._fragments, progress["weighed_at"], strict=True):
