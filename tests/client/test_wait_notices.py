@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from psstore import LocalStore
 from psstore.client import wait_notices
 from psstore.client.store import Store
+from psstore.client.wait_notices import WaitNotices
 from tests.support.cluster import PATIENCE_S, clusters
 from tests.support.server_process import eventually
 
@@ -75,6 +77,40 @@ def test_who_is_at_a_barrier_hears_who_is_missing_there(mode: str, caplog: pytes
         assert all(re.fullmatch(missing, one) for one in notices(caplog)), notices(caplog)
         local.close()
         assert all(call.exception(PATIENCE_S) is not None for call in calls)
+
+
+class JumpingLoop:
+    """Its time is that of the next timer."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told_at: list[float] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay_s: float, look: Callable[[], None]) -> object:
+        self.timers.append((self.now + delay_s, look))
+        return object()
+
+    def create_task(self, telling: Coroutine[Any, Any, None]) -> None:
+        telling.close()
+        self.told_at.append(self.now)
+
+    def jump(self) -> None:
+        self.now, look = self.timers.pop()
+        look()
+
+
+def test_a_wait_is_told_of_when_it_is_so_long_whenever_it_began() -> None:
+    client, loop = MagicMock(), JumpingLoop()
+    WaitNotices(client, loop)  # type: ignore[arg-type]
+    client.worker.on_wait()  # a wait that is over soon
+    client.worker.waits_since = 0.75 * FIRST_S
+    while len(loop.told_at) < 3:
+        loop.jump()
+    assert loop.told_at == pytest.approx([client.worker.waits_since + FIRST_S * times for times in (1, 2, 4)])
 
 
 def begins_to_wait(store: Store, work: Callable[[], object], pool: ThreadPoolExecutor) -> tuple[str, Future[object]]:

@@ -44,12 +44,11 @@ class WaitNotices:
             return
         if since != self._since:
             self._since, self._next_s = since, FIRST_NOTICE_S
-        due_in_s = since + self._next_s - self._loop.time()
-        if due_in_s <= 0.0:
+        waited_s = self._loop.time() - since
+        if waited_s >= self._next_s:
             self._task = self._loop.create_task(self._tell(client, since))
-            due_in_s += self._next_s
-            self._next_s *= 2.0
-        self._timer = self._loop.call_later(max(due_in_s, FIRST_NOTICE_S), self._look)
+            self._next_s = 2.0 * waited_s
+        self._timer = self._loop.call_later(self._next_s - waited_s, self._look)
 
     async def _tell(self, client: Client, since: float) -> None:
         with contextlib.suppress(PsstoreError):  # whoever waits hears of it
