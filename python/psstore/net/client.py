@@ -206,8 +206,9 @@ class Reconnector:
         return left_s
 
     def _say_back(self, outage: Outage) -> None:
-        """One line for all channels: of a store with standbys, all that a worker notices of a takeover."""
-        if self.session.channel == 0:
+        """One line for all channels, heartbeats' included: of a store with standbys, all that a worker notices of a
+        takeover."""
+        if self.session.channel == 0 and self.session.identity.role != "heartbeat":
             _log.warning(
                 "shard %d serves again, %.2f s after the connection to it was lost (%s)",
                 self.session.shard,
