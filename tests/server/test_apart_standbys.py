@@ -244,8 +244,9 @@ def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts
         train(store, 2)
         check(store, reader, 4)
         await_standbys(store)
-        assert hosts.of[shard, False].wait_ready()
-        assert hosts.of[shard, False].ready["standby"]
+        server = hosts.of[shard, False]
+        assert server.wait_ready()
+        assert (server.ready["standby"], server.ready["place"]) == (True, hosts.place(shard, standby=False))
 
 
 def test_a_host_comes_back_to_a_store_that_has_begun_with_nothing_and_has_checkpoints_since(tmp_path: Path) -> None:

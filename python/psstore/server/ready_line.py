@@ -24,6 +24,8 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     index: int | None = None
     """Index of the one shard that runs here, if the others have other hosts."""
+    place: str | None = None
+    """Where that one is found."""
     standby: bool = False
     """What runs here is a standby of that shard."""
     metrics: str | None = None
@@ -34,8 +36,8 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
         metrics = "" if self.metrics is None else f"; metrics at {self.metrics}/metrics"
         if self.index is not None:
             what = "standby of shard" if self.standby else "shard"
-            place = f"{what} {self.index} of {len(self.shards)} at {self.shards[self.index][-1 if self.standby else 0]}"
-            return f"psstore-server ready: {place} ({self.mode}, {workers}{metrics})"
+            which = f"{what} {self.index} of {len(self.shards)} at {self.place}"
+            return f"psstore-server ready: {which} ({self.mode}, {workers}{metrics})"
         places = " ".join(_short(addresses) for addresses in self.shards)
         shards = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
         return f"psstore-server ready: {self.url} ({shards}: {places}; {self.mode}, {workers}{metrics})"
@@ -52,6 +54,7 @@ def ready_line(site: Site, *, store: str, is_standby: bool, metrics: str | None)
         workers=workers_text(terms) if terms.elastic else terms.num_workers,
         pid=os.getpid(),
         index=None if site.is_whole else site.first,
+        place=None if site.is_whole else str(site.endpoints[0].addresses[0]),
         standby=is_standby,
         metrics=metrics,
     )
