@@ -647,6 +647,17 @@ def test_a_place_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
         keeper.close()
 
 
+def test_a_store_tells_why_a_checkpoint_came_to_nothing(tmp_path: Path) -> None:
+    """Also where a shard could not write its file: `psstore top` and `doctor` say so."""
+    (tmp_path / folder_of(1)).touch()
+    with served("--checkpoint", str(tmp_path)) as process, training(process) as store:
+        step(store, 1)
+        with pytest.raises(StorageFailed) as failed:
+            store.checkpoint()
+        assert eventually(lambda: "checkpoint_failure" in store.stats()[0])
+        assert store.stats()[0]["checkpoint_failure"] == failed.value.message
+
+
 def test_a_place_with_newer_checkpoints_is_nobodys_to_name(tmp_path: Path) -> None:
     with StoreProcess() as newer, psstore.connect(newer.url) as store:
         for _ in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from psstore.errors import DeadlineExceeded, VersionGone
+from psstore.errors import DeadlineExceeded, PsstoreError, VersionGone
 from psstore.protocol.decision_carrier import DecisionCarrier
 from psstore.protocol.holds import Hold, Holds
 from psstore.protocol.links import Links, check_wait, collect, expect
@@ -72,6 +72,7 @@ class CheckpointLeader:
 
     async def _write(self, url: str | None, gather_s: float, whole: bool, again: Callable[[], Awaitable[None]]) -> int:
         saved: tuple[m.Signed | None, ...] = (None,)
+        why = ""
         while None in saved:
             while not (await self._begin(m.Begin(url=url))).ready:
                 await again()
@@ -91,10 +92,13 @@ class CheckpointLeader:
                         await again()
                         # It stays for those who are heard of.
                         await self._holds.settle(hold, wait_s=self._links.timeout_s)
+            except PsstoreError as error:
+                why = error.message
+                raise
             finally:
                 self._holds.free(reader)
                 if None in saved:
-                    self._let_go(reader)
+                    self._let_go(reader, why)
         keep = m.Keep(saved=tuple(one for one in saved if one is not None))
         while not (await self._links.ask_coordinator("KEEP", keep, m.Kept)).done:
             await again()
@@ -113,9 +117,10 @@ class CheckpointLeader:
             await self._carrier.learn_up_to(version)
             await self._holds.settle(Hold(reader, version), wait_s=self._links.timeout_s)
 
-    def _let_go(self, reader: int) -> None:
+    def _let_go(self, reader: int, why: str) -> None:
         """Makes room for the next one, which comes of itself, but later. Nobody waits for the answer."""
-        self._links.say(self._links.shards[0], "BEGIN", body=m.Begin(reader=reader, give_up=True))
+        body = m.Begin(reader=reader, give_up=True, why=why[: m.MAX_WHY_CHARS])
+        self._links.say(self._links.shards[0], "BEGIN", body=body)
 
     async def _freeze(self, session: Session, gather_s: float, again: Callable[[], Awaitable[None]]) -> None:
         body = m.Freeze(gather_s=gather_s)

@@ -34,6 +34,8 @@ GATHER_FORGET_S = 5.0
 MAX_PLACES = 8
 """Had at once; beyond, the one that was asked for longest ago is left to others, unless it is the own one."""
 
+GIVEN_UP = "who led it gave it up, or has gone"
+
 _log = logging.getLogger("psstore.server")
 
 
@@ -105,7 +107,7 @@ class CheckpointKeeper:
     def begin(self, asked: Begin, *, at_any_place: bool = False) -> Begun:
         """See protocol/saving.py. Raises TornRound: a torn store is at no decision."""
         if asked.give_up:
-            self._give_up(asked.reader)
+            self._give_up(asked)
             return Begun(ready=False)
         self._coordinator.rounds.refuse_if_torn()
         place = self._place_for(asked.url, any_place=self._any_place or at_any_place)
@@ -257,13 +259,13 @@ class CheckpointKeeper:
             self._conclude(attempt)
         return self._attempt is not None
 
-    def _give_up(self, reader: int) -> None:
+    def _give_up(self, asked: Begin) -> None:
         """Makes room for the next one. What storage is at work on goes on."""
-        if self._gathering is not None and self._gathering.reader == reader:
+        if self._gathering is not None and self._gathering.reader == asked.reader:
             self._coordinator.rounds.hand_ins.enough()
             self._gathering = None
-        if self._attempt is not None and self._attempt.reader == reader and self._attempt.kept is None:
-            self._abandon(self._attempt)
+        if self._attempt is not None and self._attempt.reader == asked.reader and self._attempt.kept is None:
+            self._abandon(self._attempt, why=asked.why or GIVEN_UP)
 
     def _conclude(self, attempt: _Attempt) -> None:
         """Storage is done with it: the attempt is a checkpoint, or has failed."""
@@ -277,7 +279,7 @@ class CheckpointKeeper:
         self._num_written += 1
         _log.info("checkpoint of version %d is at %s", attempt.state.decision, attempt.place.url)
 
-    def _abandon(self, attempt: _Attempt, *, why: str = "who led it gave it up, or has gone") -> None:
+    def _abandon(self, attempt: _Attempt, *, why: str = GIVEN_UP) -> None:
         attempt.place.abandon(attempt.state.decision)
         if attempt.is_last and attempt.place.url != self._own:
             self._places.pop(attempt.place.url).leave()
@@ -294,8 +296,9 @@ class CheckpointKeeper:
         """A tensor that was dropped meanwhile may be missing in a shard's file."""
         now = {tensor.id for tensor in self._coordinator.schemas.tensors}
         if not now >= {tensor.id for tensor in attempt.state.tensors}:
-            self._abandon(attempt)
-            raise StorageFailed("a tensor was dropped while the checkpoint was written; write it again")
+            why = "a tensor was dropped while the checkpoint was written"
+            self._abandon(attempt, why=why)
+            raise StorageFailed(f"{why}; write it again")
 
 
 @dataclass

@@ -37,6 +37,9 @@ Few = msgspec.Meta(max_length=MAX_ITEMS)
 MAX_BARRIER_CHARS = 1024
 """How long the name of a barrier may be: it is remembered."""
 
+MAX_WHY_CHARS = 1024
+"""How long the reason may be for which a checkpoint came to nothing: it is remembered, too."""
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of all bodies: trees without cycles, which the garbage collector need not look through."""
@@ -614,6 +617,8 @@ class Begin(Message, frozen=True, kw_only=True):
     """Not without what any of them hands in who has not left: refused then, with DEADLINE_EXCEEDED."""
     give_up: bool = False
     """What this reader has begun is not led any more."""
+    why: Annotated[str, msgspec.Meta(max_length=MAX_WHY_CHARS)] = ""
+    """Why not."""
 
 
 class Begun(Message, frozen=True, kw_only=True):
