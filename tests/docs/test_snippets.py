@@ -109,3 +109,15 @@ def test_the_python_of_a_page_runs(page: str, number: int, tmp_path: Path) -> No
     command = [sys.executable, "-m", "psstore.cli.main", "run", *FLAGS, *program.flags, str(script)]
     ran = run(command, cwd=tmp_path, timeout_s=RUN_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_script_to_be_killed_trains_and_says_what_its_weights_are(tmp_path: Path) -> None:
+    """Of docs/failures.md, with fewer steps."""
+    (script, *_) = re.findall(r"^```python\n(.*?)^```$", (REPOSITORY / "docs/failures.md").read_text(), re.M | re.S)
+    assert "stop_at=5000" in script
+    (tmp_path / "train.py").write_text(script.replace("stop_at=5000", "stop_at=5"))
+    command = [sys.executable, "-m", "psstore.cli.main", "run", *FLAGS, "train.py"]
+    ran = run(command, cwd=tmp_path, timeout_s=RUN_S)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    first, second = re.findall(r"^\[rank \d\] (version 5: \w{16})$", ran.stdout, re.M)
+    assert first == second
