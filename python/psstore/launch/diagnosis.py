@@ -133,11 +133,13 @@ def _of_workers(counters: Mapping[str, int | float | str]) -> Iterator[Finding]:
             "start the store anew from a checkpoint: psstore-server --restore URL",
         )
     if lost := str(counters["ranks_lost"]):
-        first = lost.partition(",")[0]
+        first, *others = lost.split(",")
+        ranks, them = (f"ranks {', '.join([first, *others])}", "each") if others else (f"rank {first}", "it")
         yield Finding(
             "worker",
-            f"lost: rank {lost.replace(',', ', ')}",
-            f"start it again with its rank: RANK={first} python train.py (psstore run --restarts 3 does so by itself)",
+            f"lost: {ranks}",
+            f"start {them} again with its rank: RANK={first} python train.py (psstore run --restarts 3 does so by"
+            " itself)",
         )
     workers = workers_of(counters)
     if not workers:
