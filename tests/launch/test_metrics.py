@@ -262,6 +262,15 @@ def test_who_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> N
             sock.close()
 
 
+def test_who_asks_for_the_head_alone_gets_that() -> None:
+    with StoreProcess() as process, watched(process) as url:
+        asked = urllib.request.Request(f"{url}/metrics", method="HEAD")
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            assert answer.status == 200
+            assert int(answer.headers["Content-Length"]) > 0
+            assert answer.read() == b""
+
+
 def test_who_hangs_up_is_no_bug(capfd: pytest.CaptureFixture[str]) -> None:
     with StoreProcess() as process, watched(process) as url:
         port = urllib.parse.urlsplit(url).port

@@ -225,13 +225,20 @@ def http_server(sock: socket.socket, pages: Pages) -> PageServer:
         timeout = REQUEST_S
 
         def do_GET(self) -> None:
+            self.wfile.write(self._begin())
+
+        def do_HEAD(self) -> None:
+            self._begin()
+
+        def _begin(self) -> bytes:
+            """Answers but for the body, which it returns."""
             status, kind, body = pages.page(self.path.partition("?")[0])
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Content-Security-Policy", policy)
             self.end_headers()
-            self.wfile.write(body)
+            return body
 
         def log_message(self, *_: object) -> None:
             """Leaves what is asked every second out of the log."""
