@@ -1,16 +1,10 @@
-// Any bytes, in reads of any size: the decoder gives frames or one ProtocolError, and stays within its
-// memory. libFuzzer calls the function below, and so does decoder_fuzz_test.cc with its own mutations:
-//
-//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -Icsrc
-//       csrc/tests/decoder_fuzz.cc csrc/wire/*.cc csrc/core/{buffer,crc32c}.cc -o decoder_fuzz
+// Any bytes, in reads of any size: the decoder gives frames or one ProtocolError, and stays within its memory.
 //
 // The first byte chooses the size of the reads, the second what happens to payloads, the rest is read.
-#include <cstdint>
 #include <cstdlib>
 
+#include "fuzz_targets.h"
 #include "wire_support.h"
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace psstore::testing {
 namespace {
@@ -42,7 +36,9 @@ void answer(FrameDecoder& decoder, BufferPool& pool, const Frame& frame, int cho
   decoder.accept(ranges);
 }
 
-void decode(std::span<const std::byte> bytes) {
+}  // namespace
+
+void fuzz_decoder(std::span<const std::byte> bytes) {
   if (bytes.size() < 2) return;
   const size_t max_read = std::to_integer<size_t>(bytes[0]) * 37 + 1;
   const int choice = std::to_integer<int>(bytes[1]) % 3;
@@ -58,10 +54,4 @@ void decode(std::span<const std::byte> bytes) {
   }
 }
 
-}  // namespace
 }  // namespace psstore::testing
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  psstore::testing::decode(std::as_bytes(std::span(data, size)));
-  return 0;
-}

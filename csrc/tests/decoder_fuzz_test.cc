@@ -2,9 +2,8 @@
 // libFuzzer too. Half of the mutated frames get right checksums again, to come past it.
 #include <gtest/gtest.h>
 
+#include "fuzz_targets.h"
 #include "wire_support.h"
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace psstore::testing {
 namespace {
@@ -48,7 +47,7 @@ TEST(DecoderFuzz, MutatedStreamsNeverBreakMoreThanTheirConnection) {
     }
     Bytes input{static_cast<std::byte>(random()), static_cast<std::byte>(random())};
     append(input, stream);
-    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+    fuzz_decoder(input);
   }
 }
 
