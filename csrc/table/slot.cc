@@ -37,14 +37,15 @@ Slot::Slot(const SlotSpec& spec, uint64_t decision, bool zeros,
   row_policy_ = std::make_unique<RowPolicy>(spec.rows.bounds, spec.rows.first_values.seed);
 }
 
-// Rows take memory as they come.
+// Rows take memory as they come, but for what admission counts them in.
 uint64_t Slot::bytes_to_reserve(uint64_t num_states, const Backend& backend) const {
-  if (rows_ != nullptr) return 0;
+  const uint64_t part_bytes = rows_ != nullptr ? row_policy_->counted_bytes() : spec_.num_bytes();
+  if (rows_ != nullptr && part_bytes == 0) return 0;
   const uint64_t num_bases = bases_ ? bases_->all().size() : 0;
   const auto num_states_held = static_cast<uint64_t>(
       std::ranges::count_if(state_, [](const State& s) { return bool(s.buffer); }));
   const uint64_t num_held = (value_ ? 1 : 0) + num_states_held + (bases_ ? bases_->num_drawn() : 0);
-  const uint64_t one = backend.footprint(spec_.num_bytes());
+  const uint64_t one = backend.footprint(part_bytes);
   const uint64_t covered = reserved_bytes_ + (backend.counts_use() ? num_held * one : 0);
   const uint64_t needed = (1 + num_states + num_bases) * one;
   return needed - std::min(needed, covered);

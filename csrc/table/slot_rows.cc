@@ -166,7 +166,8 @@ void Slot::count_rows(const MergedRows& merged, const RowsToChange& found, Backe
   State& counted = state_[kCountedPart - 1];
   const size_t num_bytes = row_policy_->counted_bytes();
   if (num_bytes > 0 && (!counted.buffer || !counted.buffer.unique())) {
-    BufferRef own = backend.allocate(num_bytes);
+    BufferRef own = counted.buffer ? backend.allocate(num_bytes)
+                                   : backend.allocate_reserved(num_bytes, reserved_bytes_);
     if (counted.buffer) {
       backend.copy(own->data(), counted.buffer->data(), num_bytes);
     } else {
@@ -285,7 +286,7 @@ std::string Slot::dump_rows() const {
 void Slot::load_rows(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend) {
   if (parts.size() > kCountedPart && parts[kCountedPart]) {
     const size_t num_bytes = row_policy_->counted_bytes();
-    state_[kCountedPart - 1] = {"counted", backend.allocate(num_bytes)};
+    state_[kCountedPart - 1] = {"counted", backend.allocate_reserved(num_bytes, reserved_bytes_)};
     backend.copy(state_[kCountedPart - 1].buffer->data(), parts[kCountedPart]->data(), num_bytes);
   }
   marks_ = nullptr;

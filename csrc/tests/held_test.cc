@@ -1,4 +1,5 @@
 // A shard whose last decision leaves something open: who waits, for what, and what the others see.
+#include "rows/contribution.h"
 #include "shard/shard.h"
 #include "shard_support.h"
 
@@ -164,6 +165,43 @@ TEST_P(HeldTest, RestoresOncePerSequence) {
   const Shard::Reply reply = read(entries);
   EXPECT_EQ(elements_of(reply.pieces, reply.ready), (Floats{5, 7}));
   EXPECT_EQ(entries[1].version, 3U);
+}
+
+// As much of it as others want.
+void take_all_memory(Shard& shard) {
+  for (uint64_t id = 100, num_elems = 1 << 20; num_elems > 0; ++id, num_elems /= 2) {
+    try {
+      shard.define(
+          {id, DType::kFloat32, RuleKind::kAssign, 0, true, {{make_key(id, 0), num_elems}}});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::OUT_OF_MEMORY);
+    }
+  }
+}
+
+// A decision that failed half-way would have taken steps that standbys are not told of.
+TEST(FullShardTest, WaitsForRowsNoLongerThanUntilTheNextDecision) {
+  const Key rows = make_key(1, 0);
+  Shard shard({.max_memory_bytes = 4 << 20});
+  TensorDefinition table;
+  table.tensor_id = 1;
+  table.rule = RuleKind::kSparseSgd;
+  table.rows = {2, {}, {.admission = AdmissionKind::kAfter, .admit_after = 2}};
+  table.slices = {{rows, 0}};
+  shard.define(table);
+  constexpr size_t kBytes = contributed_row_bytes(2);
+  std::vector<SliceEntry> entries{{.key = rows, .num_bytes = kBytes, .dtype = kRowsEncoding}};
+  const BufferRef payload = admit(shard, WriteKind::kPush, entries, kBytes);
+  std::memset(payload->data(), 0, kBytes);
+  shard.stage({0, 1, 1}, entries, payload);
+  const GroupHypers hypers{{0, {{"lr", 1}, {"maximize", 0}}}};
+  shard.advance(
+      Decision(1, false, 1.0, {member(0, 1), member(1, 1)}, hypers, Open::kContributions));
+  EXPECT_EQ(shard.stats().at("held_slots"), 1U);
+  take_all_memory(shard);
+  shard.advance(decision(2, {}));
+  EXPECT_EQ(shard.stats().at("held_slots"), 0U);
+  EXPECT_EQ(shard.state(rows).at(1).first, "counted");
 }
 
 }  // namespace
