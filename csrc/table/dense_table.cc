@@ -110,7 +110,11 @@ void DenseTable::drop(uint64_t tensor_id) {
   dropped_.insert(tensor_id);
   const auto known = definitions_.find(tensor_id);
   if (known == definitions_.end()) return;
-  settle(-1);
+  try {
+    settle(-1);
+  } catch (const Error& error) {  // whoever needs another step than that tries again
+    if (error.code() != ErrorCode::OUT_OF_MEMORY) throw;
+  }
   uint64_t num_bytes = 0;
   for (const SliceSpec& slice : known->second.slices) num_bytes += erase(slice.key);
   backend_->unreserve(num_bytes);
@@ -118,7 +122,7 @@ void DenseTable::drop(uint64_t tensor_id) {
   definitions_.erase(known);
 }
 
-// What is unsettled after settle() is held.
+// What is unsettled after settle() is held, or there was no memory for its step.
 uint64_t DenseTable::erase(Key key) {
   Stripe& stripe = stripe_of(key);
   const MutexLock lock(stripe.mutex);
@@ -127,7 +131,7 @@ uint64_t DenseTable::erase(Key key) {
   forget_kept(slot);
   if (!is_settled(slot)) {
     num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
-    num_held_.fetch_sub(1, std::memory_order_relaxed);
+    if (!slot.ready(*pending_)) num_held_.fetch_sub(1, std::memory_order_relaxed);
   }
   index_.erase(key);
   stripe.slots.erase(key);

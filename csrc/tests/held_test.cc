@@ -204,5 +204,24 @@ TEST(FullShardTest, WaitsForRowsNoLongerThanUntilTheNextDecision) {
   EXPECT_EQ(shard.state(rows).at(1).first, "counted");
 }
 
+TEST(FullShardTest, DropsATensorThatCanNotTakeItsStep) {
+  constexpr size_t kElems = 40'000;
+  Shard shard({.max_memory_bytes = 4 << 20});
+  shard.define({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{kA, kElems}}});
+  std::vector<SliceEntry> entries = entries_for({{kA, Floats(kElems, 1)}});
+  const BufferRef payload = admit(shard, WriteKind::kPush, entries, kElems * sizeof(float));
+  std::memset(payload->data(), 0, payload->size());
+  shard.stage({0, 1, 1}, entries, payload);
+  std::vector<SliceEntry> read(1);
+  read[0].key = kA;
+  const Shard::Reply held_by_a_reader = shard.read(read, 64 << 20);
+  take_all_memory(shard);
+  shard.advance(decision(1, {member(0, 1)}));
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { shard.settle(-1); });
+  shard.drop(1);
+  EXPECT_TRUE(shard.is_settled());
+  error_of(ErrorCode::UNKNOWN_KEY, [&] { shard.state(kA); });
+}
+
 }  // namespace
 }  // namespace psstore::testing
