@@ -425,6 +425,18 @@ def test_a_new_standby_is_filled_with_words() -> None:
     assert word.leads
 
 
+def test_a_new_standby_is_filled_with_the_last_decision_that_was_applied() -> None:
+    facts = Pair().leader.facts
+    taken, failed = (m.DecisionFact(number=number, members=(), divisor=1.0, hypers={}) for number in (1, 3))
+    blob = Signer(KEY).sign(taken).blob
+    facts.take(taken, blob)
+    with pytest.raises(errors.DecisionGap):
+        facts.take(failed, Signer(KEY).sign(failed).blob)
+    begins = next(facts.as_it_is(epoch=0, coordinator=b""))
+    assert isinstance(begins, r.FillBegins)
+    assert (begins.version, begins.last) == (1, blob)
+
+
 def test_a_new_standby_is_filled_with_what_was_refused_of_plain_writes() -> None:
     pair = Pair()
     leader, standby = pair.leader.facts.shard, pair.standby.facts.shard

@@ -53,8 +53,8 @@ class ShardFacts:
         self.tensors: dict[int, Tensor] = {}
         """What has been defined here, by id."""
         self.words = Words()
-        self._last = b""
-        """The last decision that was applied here, as it is signed; b'': none was."""
+        self._decided: dict[int, bytes] = {}
+        """By number, as they are signed: the last decision that was applied here, and the next if it could not be."""
 
     def settle_some(self) -> bool:
         """Brings some slots up to date with the last decision. True: nothing is left to do."""
@@ -199,7 +199,9 @@ class ShardFacts:
         """Applies the next decision; `blob`: as it is signed. Raises what the shard raises: OutOfMemory also to those
         who wait for it later."""
         decision, record = _to_core(fact), r.DecisionTaken(blob)
-        self._last = blob
+        applied = self.shard.version
+        self._decided = {number: one for number, one in self._decided.items() if number == applied}
+        self._decided[fact.number] = blob
         try:
             self.shard.advance(decision)
         except OutOfMemory:
@@ -217,7 +219,8 @@ class ShardFacts:
     def as_it_is(self, *, epoch: int, coordinator: bytes) -> Iterator[r.AnyRecord]:
         """What a new standby is sent first; its slots come after that."""
         shard, history = self.shard, msgspec.msgpack.encode(self.shard.history())
-        yield r.FillBegins(shard.version, epoch, self._last, history, coordinator, self.words.of)
+        last = self._decided.get(shard.version, b"")
+        yield r.FillBegins(shard.version, epoch, last, history, coordinator, self.words.of)
         for writer, forgotten, runs in shard.refusals():
             yield r.WritesRefused(writer, forgotten, tuple(runs))
         for rank, incarnation in self.data.newest_incarnations.items():
@@ -229,8 +232,9 @@ class ShardFacts:
     def resume(self, history: Sequence[object], last: bytes) -> None:
         """Goes on from what another process of this shard knew, beside its tensors and slots."""
         fact = m.decode_fact(last) if last else None
-        self._last = last
-        self.shard.resume(history, _to_core(fact) if isinstance(fact, m.DecisionFact) else None)
+        decision = fact if isinstance(fact, m.DecisionFact) else None
+        self._decided = {decision.number: last} if decision is not None else {}
+        self.shard.resume(history, _to_core(decision) if decision is not None else None)
 
     def _record(self, record: r.AnyRecord) -> None:
         if self.data.is_followed:
