@@ -17,6 +17,7 @@ from psstore.server.peer_monitor import Duty
 from psstore.types import Consistency
 
 AT_WORK = {"has_ended": "", "ranks_live": "0,1", "ranks_lost": "", "ranks_left": ""}
+LOST = {"has_ended": "", "ranks_live": "", "ranks_lost": "0,1", "ranks_left": ""}
 DONE = {"has_ended": "", "ranks_live": "", "ranks_lost": "", "ranks_left": "0,1"}
 
 
@@ -25,13 +26,14 @@ class Shard0:
 
     is_up = has_served = True
 
-    def __init__(self, *answers: Mapping[str, str]) -> None:
+    def __init__(self, *answers: Mapping[str, str | int]) -> None:
         self.answers = list(answers)
         self.asked = asyncio.Event()
 
-    async def reach(self) -> None: ...
+    async def reach(self) -> mock.Mock:
+        return mock.Mock(restored=-1)
 
-    async def counters(self) -> Mapping[str, str]:
+    async def counters(self) -> Mapping[str, str | int]:
         self.asked.set()
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
@@ -105,3 +107,19 @@ def test_a_host_goes_when_shard_0_says_that_all_may() -> None:
 
     with mock.patch.object(peer_monitor, "POLL_S", 0.001):
         asyncio.run(main())
+
+
+def test_workers_are_waited_for_until_all_shards_were_there_be_it_seen_or_not() -> None:
+    """A network may be cut when workers are at work already, and this host has not seen all shards yet."""
+
+    async def verdict(**done: int) -> Verdict:
+        peers: list[Any] = [Shard0({**LOST, **done}), mock.Mock(has_served=False)]
+        job_state = JobState(num_workers=2, patience_s=0.01)
+        return await asyncio.wait_for(peer_monitor._attend(peers, job_state, lambda: False), 0.2)
+
+    with mock.patch.object(peer_monitor, "POLL_S", 0.001):
+        found = asyncio.run(verdict(decisions=4, tensors=1, worker_changes=2))
+        assert found.reason is not None
+        assert found.reason.startswith("ranks 0, 1 went without leaving")
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(verdict(decisions=0, tensors=0, worker_changes=0))

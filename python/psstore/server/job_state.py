@@ -33,7 +33,7 @@ class JobState:
         self._said_at: float | None = None
 
     def update(self, counters: Mapping[str, int | float | str], now: float, *, may_come: bool = True) -> Verdict | None:
-        """None: go on. `may_come`: the store is whole, so that who is lost can come back."""
+        """None: go on. `may_come`: the store was whole, so that who is lost could come back."""
         left, lost, live = _left_lost_live(counters)
         if left == self._ranks or (self._is_elastic and left and not live | lost):
             return Verdict(None)

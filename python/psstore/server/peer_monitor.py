@@ -225,12 +225,14 @@ async def _attend(peers: Sequence[_Peer], job_state: JobState | None, has_last_w
     """Until the workers are done, and it was said that all may go. `job_state`: None if that is not to be noticed.
     Raises StoreUnreachable if shard 0 is gone."""
     coordinator = peers[0]
-    await coordinator.reach()
+    welcome = await coordinator.reach()
     done_since = math.inf
     while True:
         counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
         if job_state is not None:
-            verdict = job_state.update(counters, now, may_come=all(peer.has_served for peer in peers))
+            # One that went before it was seen here was there all the same, if anything was done.
+            was_whole = all(peer.has_served for peer in peers) or _is_in_use(welcome, counters)
+            verdict = job_state.update(counters, now, may_come=was_whole)
             reminder = job_state.reminder(counters, now)
             done_since = math.inf if verdict is None else min(done_since, now)
             may_go = counters["has_ended"] or has_last_word() or now > done_since + LAST_WORD_S
