@@ -51,7 +51,7 @@ ROOM_BYTES = 16384
 ROOM = "." * ROOM_BYTES
 
 ABOVE = 512
-"""Where descriptors are put aside, beyond any that has to be at a place of its own."""
+"""Where descriptors are put aside, unless one has to be at a place beyond that."""
 
 LOOK_MS = 100
 """How often who forks looks at a child that has not become the program."""
@@ -209,7 +209,7 @@ def _settle(start: Start, files: Mapping[int, int], told: int) -> None:
     if start.group != -1:
         os.setpgid(0, start.group)
     _reset_signals()
-    told = fcntl.fcntl(told, fcntl.F_DUPFD, ABOVE)
+    told = _aside(told, files)
     _place({**files, told: told})
     os.environ.clear()
     os.environ.update(start.env)
@@ -239,8 +239,13 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def _aside(file: int, places: Iterable[int]) -> int:
+    """The same file, beyond all places."""
+    return fcntl.fcntl(file, fcntl.F_DUPFD, max(ABOVE, *places) + 1)
+
+
 def _place(files: Mapping[int, int]) -> None:
-    aside = {place: fcntl.fcntl(file, fcntl.F_DUPFD, ABOVE) for place, file in files.items()}
+    aside = {place: _aside(file, files) for place, file in files.items()}
     for place, file in aside.items():
         os.dup2(file, place)
     for number in [int(name) for name in os.listdir("/proc/self/fd")]:

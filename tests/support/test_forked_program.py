@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -16,7 +18,7 @@ import psutil
 import pytest
 
 from tests.support.fork_server import ServedPopen
-from tests.support.forked_program import program_of
+from tests.support.forked_program import ABOVE, program_of
 from tests.support.server_process import StoreProcess, failed_start
 
 FLAGS = ("--shards", "2")
@@ -98,6 +100,29 @@ def test_a_forked_process_has_as_many_threads_and_its_place_among_sessions(
         assert status(ours)["Threads"] == status(theirs)["Threads"]
         assert os.readlink(f"/proc/{ours}/cwd") == os.readlink(f"/proc/{theirs}/cwd")
         assert (os.getsid(ours) == ours) == (os.getsid(theirs) == theirs)
+
+
+SAYS_THE_NUMBERS = """
+import os, sys
+for number in sys.argv[1:]:
+    os.write(int(number), number.encode())
+"""
+
+
+def test_a_forked_process_has_files_where_others_are_put_aside_meanwhile(tmp_path: Path) -> None:
+    script = tmp_path / "numbers.py"
+    script.write_text(SAYS_THE_NUMBERS)
+    with contextlib.ExitStack() as opened:
+        read = {}
+        for _ in range(6):
+            ours, theirs = os.pipe()
+            read[fcntl.fcntl(theirs, fcntl.F_DUPFD, ABOVE)] = opened.enter_context(os.fdopen(ours, "rb"))
+            os.close(theirs)
+        process = ServedPopen([sys.executable, str(script), *map(str, read)], pass_fds=list(read))
+        for number in read:
+            os.close(number)
+        assert process.wait(60.0) == 0
+        assert {number: int(file.read()) for number, file in read.items()} == {number: number for number in read}
 
 
 def test_a_forked_process_ends_with_its_status_and_says_why() -> None:
