@@ -345,6 +345,13 @@ def test_who_had_left_before_the_store_went_back_is_not_waited_for() -> None:
     assert told == (m.Members(version=3, went=(1,), absent=(1,)),)
 
 
+def reason_of(verdict: Verdict | None) -> str:
+    """Why the job failed."""
+    assert verdict is not None
+    assert verdict.reason is not None
+    return verdict.reason
+
+
 @pytest.mark.parametrize("fewest", [1, None], ids=["come and go", "a fixed number"])
 def test_a_job_of_whose_workers_nobody_returns_to_a_store_that_went_back_fails(fewest: int | None) -> None:
     store = FakeStore(num_workers=2, fewest=fewest)
@@ -364,10 +371,7 @@ def test_a_job_of_whose_workers_nobody_returns_to_a_store_that_went_back_fails(f
     again.pass_time(59.0)
     assert verdict() is None
     again.pass_time(1.0)
-    found = verdict()
-    assert found is not None
-    assert found.reason is not None
-    assert found.reason.startswith("ranks 0, 1 went without leaving, and nobody came back within 60 s")
+    assert reason_of(verdict()).startswith("ranks 0, 1 went without leaving, and nobody came back within 60 s")
 
 
 def test_a_job_whose_last_worker_was_lost_in_the_middle_of_it_is_not_done() -> None:
@@ -389,10 +393,7 @@ def test_a_job_whose_last_worker_was_lost_in_the_middle_of_it_is_not_done() -> N
     store.pass_time(LOST_AFTER_S)
     assert verdict() is None
     store.pass_time(60.0)
-    found = verdict()
-    assert found is not None
-    assert found.reason is not None
-    assert found.reason.startswith("rank 0 went without leaving, and nobody came back within 60 s")
+    assert reason_of(verdict()).startswith("rank 0 went without leaving, and nobody came back within 60 s")
 
 
 def test_who_was_let_in_by_the_decision_that_the_store_goes_back_to_is_waited_for() -> None:

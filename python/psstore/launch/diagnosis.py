@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from psstore.client.store_status import checkpoint_of, shard_of, workers_of
+from psstore.server.job_state import names_of, ranks_in
 
 CLOCK_S = 2.0
 """A clock is off by more than this: logs of several hosts can't be read together."""
@@ -132,13 +133,12 @@ def _of_workers(counters: Mapping[str, int | float | str]) -> Iterator[Finding]:
             f"there will be no other step: {counters['torn']}",
             "start the store anew from a checkpoint: psstore-server --restore URL",
         )
-    if lost := str(counters["ranks_lost"]):
-        first, *others = lost.split(",")
-        ranks, them = (f"ranks {', '.join([first, *others])}", "each") if others else (f"rank {first}", "it")
+    if lost := ranks_in(counters, "ranks_lost"):
+        them = "it" if len(lost) == 1 else "each"
         yield Finding(
             "worker",
-            f"lost: {ranks}",
-            f"start {them} again with its rank: RANK={first} python train.py (psstore run --restarts 3 does so by"
+            f"lost: {names_of(lost)}",
+            f"start {them} again with its rank: RANK={min(lost)} python train.py (psstore run --restarts 3 does so by"
             " itself)",
         )
     workers = workers_of(counters)

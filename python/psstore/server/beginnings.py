@@ -19,7 +19,7 @@ from psstore.server.kept_monitor import KeptMonitor
 from psstore.server.processes import Signals
 from psstore.server.reports import Reports
 from psstore.server.site import Site
-from psstore.server.store_life import RestoreFrom, StoreLife
+from psstore.server.store_life import RestoreFrom, StoreLife, of_shard_0
 from psstore.server.store_token import StoreToken
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Beginnings:
         return StoreLife(
             own=own,
             store=welcome.store,
-            signing_key=self._signing_key(welcome.store.partition("-")[0]),
+            signing_key=self._signing_key(of_shard_0(welcome.store)),
             lineage=welcome.lineage,
             restore=begun if welcome.restored >= 0 else None,
             is_joined=True,

@@ -43,7 +43,7 @@ class JobState:
             self._lost_since = now
         elif now - self._lost_since >= self._patience_s:
             return Verdict(
-                f"{_names(lost)} went without leaving, and nobody came back within {self._patience_s:g} s; a worker"
+                f"{names_of(lost)} went without leaving, and nobody came back within {self._patience_s:g} s; a worker"
                 " that has finished closes its store (`with`, or close())"
             )
         return None
@@ -52,7 +52,7 @@ class JobState:
         """Who is waited for: a loss at once, and everybody every REMIND_S; else None."""
         left, lost, live = _left_lost_live(counters)
         absent = set() if self._is_elastic else self._ranks - left - lost - live
-        parts = [f"{_names(lost)} (lost)"] * bool(lost) + [f"{_names(absent)} (not joined yet)"] * bool(absent)
+        parts = [f"{names_of(lost)} (lost)"] * bool(lost) + [f"{names_of(absent)} (not joined yet)"] * bool(absent)
         text = " and ".join(parts)
         if self._said_at is None:
             self._said_at = now
@@ -64,15 +64,15 @@ class JobState:
 
 def _left_lost_live(counters: Mapping[str, int | float | str]) -> tuple[set[int], set[int], set[int]]:
     """The ranks; who is gone of a group without its end is lost, though nobody is there who would wait."""
-    left, lost, live, gone = (_ranks(counters, f"ranks_{what}") for what in ("left", "lost", "live", "gone"))
+    left, lost, live, gone = (ranks_in(counters, f"ranks_{what}") for what in ("left", "lost", "live", "gone"))
     return left - gone, lost | gone, live
 
 
-def _ranks(counters: Mapping[str, int | float | str], name: str) -> set[int]:
+def ranks_in(counters: Mapping[str, int | float | str], name: str) -> set[int]:
     """'0,2' -> {0, 2}; of an older shard 0, which does not tell, none."""
     return {int(rank) for rank in str(counters.get(name, "")).split(",") if rank}
 
 
-def _names(ranks: set[int]) -> str:
+def names_of(ranks: set[int]) -> str:
     """'rank 1', or 'ranks 1, 3'."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))

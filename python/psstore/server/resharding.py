@@ -21,7 +21,7 @@ from psstore.server.pipe_words import NOT_RESHARDED, STAND_STILL, WRITTEN
 from psstore.server.processes import ReshardDuty, ReshardProcess, ShardProcess
 from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
-from psstore.server.site import Site
+from psstore.server.site import Site, addresses_of
 from psstore.server.store_token import StoreToken
 from psstore.server.temporary_place import TemporaryPlace
 
@@ -53,7 +53,7 @@ class Resharding:
         """Where it is written down, unless it has a place for checkpoints."""
         client = secrets.token_hex(16)
         try:
-            token.also_for([one for endpoint in self._more for one in (*endpoint.bound, *endpoint.addresses)])
+            token.also_for(addresses_of(self._more))
             if settings.checkpoint is None:
                 self.temporary = TemporaryPlace(sum(child.resident_bytes() for child in leaders))
             self.place = str(self.temporary.path) if self.temporary is not None else str(settings.checkpoint)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from psstore.config import Resolved
 from psstore.net.address import Address, TcpAddress, is_loopback, join_addresses
 from psstore.server.listening import Endpoint, bind_shards
 from psstore.server.settings import ServerSettings
+
+
+def addresses_of(endpoints: Iterable[Endpoint]) -> list[Address]:
+    """Where shards listen, and where clients are told to find them."""
+    return [address for endpoint in endpoints for address in (*endpoint.bound, *endpoint.addresses)]
 
 
 @dataclass
@@ -43,8 +48,7 @@ class Site:
 
     def own(self) -> list[Address]:
         """Where the shards that run here listen, and where clients are told to find them."""
-        endpoints = [*self.endpoints, *self.former]
-        return [address for endpoint in endpoints for address in (*endpoint.bound, *endpoint.addresses)]
+        return addresses_of([*self.endpoints, *self.former])
 
     def watched(self) -> Mapping[int, Sequence[str]]:
         """Shards whose life concerns this host, and where they are asked: shard 0; from its own host, all others too.

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from psstore.server.peer_monitor import PeerEvent
 
 
+def of_shard_0(store: str) -> str:
+    """Shard 0's id of a life, which those of the other hosts begin with. `store`: such an id."""
+    return store.partition("-")[0]
+
+
 class RestoreFrom(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint that was found."""
 
@@ -39,11 +44,6 @@ class StoreLife:
     """What it begins with."""
     is_joined: bool = False
     """The store was there before: what runs here goes on with what another process has."""
-
-    @property
-    def of_shard_0(self) -> str:
-        """Shard 0's id of it, which those of the others begin with."""
-        return self.store.partition("-")[0]
 
     @property
     def began_at(self) -> int:

@@ -33,7 +33,7 @@ from psstore.server.resharding import Reshardings
 from psstore.server.settings import ServerSettings
 from psstore.server.shard_group import ShardGroups
 from psstore.server.site import open_site
-from psstore.server.store_life import Ending, RestoreFrom, StoreLife
+from psstore.server.store_life import Ending, RestoreFrom, StoreLife, of_shard_0
 from psstore.server.store_token import StoreToken
 from psstore.server.temporary_place import sweep
 
@@ -152,7 +152,7 @@ class Supervisor:
         return min(one.next_wake() for one in (groups, self._reshardings, self._companions))
 
     def _start_monitor(self, life: StoreLife) -> None:
-        joined = life.of_shard_0 if life.is_joined else ""
+        joined = of_shard_0(life.store) if life.is_joined else ""
         self._monitor.start(store=life.own, joined=joined, restore=life.restore)
 
     # ---- another life ----
