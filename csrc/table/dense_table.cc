@@ -173,8 +173,14 @@ void DenseTable::require_scale() const {
                                            "next decision");
 }
 
+// There is memory for the last step before the first one is taken: standbys are not told of a decision that failed.
 void DenseTable::finish_pending() {
   if (num_unsettled_.load(std::memory_order_relaxed) == 0) return;
+  for (const auto& [key, slot] : decided_) {
+    Stripe& stripe = stripe_of(key);
+    const MutexLock lock(stripe.mutex);
+    if (!is_settled(*slot)) make_room_for_step(*slot);
+  }
   const Decision& held = pending_->decision();
   for (const auto& [key, there] : decided_) {
     Stripe& stripe = stripe_of(key);
@@ -357,17 +363,32 @@ void DenseTable::forget_kept(Slot& slot) {
   kept_bytes_.fetch_sub(num_bytes, std::memory_order_relaxed);
 }
 
-// Nobody who trains goes without memory because of a reader.
 void DenseTable::take_step(Slot& slot) {
   try {
     keep_for_readers(slot);
     counters_.count(slot.settle(*pending_, *backend_));
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::OUT_OF_MEMORY || !slot.keeps_any()) throw;
-    holds_.give_up();
-    forget_kept(slot);
+    if (!gives_up_kept(slot, error)) throw;
     counters_.count(slot.settle(*pending_, *backend_));
   }
+}
+
+void DenseTable::make_room_for_step(Slot& slot) {
+  try {
+    keep_for_readers(slot);
+    slot.make_room_for_step(*pending_, *backend_);
+  } catch (const Error& error) {
+    if (!gives_up_kept(slot, error)) throw;
+    slot.make_room_for_step(*pending_, *backend_);
+  }
+}
+
+// Nobody who trains goes without memory because of a reader.
+bool DenseTable::gives_up_kept(Slot& slot, const Error& error) {
+  if (error.code() != ErrorCode::OUT_OF_MEMORY || !slot.keeps_any()) return false;
+  holds_.give_up();
+  forget_kept(slot);
+  return true;
 }
 
 std::optional<Part> DenseTable::part_at(Stripe& stripe, Slot& slot, uint16_t index, uint64_t at,

@@ -223,7 +223,11 @@ class DenseTable {
   void fetch_after(size_t place) REQUIRES_SHARED(decision_mutex);
   // Carries the pending decision out on the slot, which is ready, or has waited in vain. What readers hold is kept.
   void take_step(Slot& slot) REQUIRES_SHARED(decision_mutex);
+  // Has that not fail any more: Slot::make_room_for_step().
+  void make_room_for_step(Slot& slot) REQUIRES_SHARED(decision_mutex);
   void keep_for_readers(Slot& slot) REQUIRES_SHARED(decision_mutex);
+  // Whether what failed may do without what readers hold of the slot, which is no longer kept then.
+  bool gives_up_kept(Slot& slot, const Error& error) REQUIRES_SHARED(decision_mutex);
   // Lets go of what no hold wants,
   void let_go() REQUIRES(decision_mutex);
   // or of all that the slot keeps.

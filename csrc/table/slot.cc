@@ -73,6 +73,13 @@ BufferRef Slot::own_or_new(const BufferRef& buffer, Backend& backend) {
   return buffer.unique() ? buffer : backend.allocate(spec_.num_bytes());
 }
 
+BufferRef Slot::own_copy(const BufferRef& buffer, Backend& backend) {
+  BufferRef own = own_or_new(buffer, backend);
+  const bool is_copy = buffer && own.get() != buffer.get();
+  if (is_copy) backend.copy(own->data(), buffer->data(), spec_.num_bytes());
+  return own;
+}
+
 BufferRef Slot::destination(Backend& backend) {
   if (last_ && last_.unique() && value_ && !value_.unique()) return last_;
   if (bases_ && value_ && !value_.unique()) {
@@ -224,6 +231,7 @@ size_t Slot::published_bytes() const {
 // ---- what it was ------------------------------------------------------------------------------------
 
 uint64_t Slot::keep(uint64_t to, bool state) {
+  if (!kept_.empty() && kept_.back().to == to) return 0;
   KeptParts kept{.from = since_,
                  .to = to,
                  .version = version_,
@@ -349,6 +357,17 @@ uint64_t Slot::step_bytes(const PendingDecision& pending) const {
   return rows_ == nullptr ? spec_.num_bytes() : step_bytes_of_rows(pending.decision());
 }
 
+// Where the value goes if it can't stay where it is waits in the place of the one before it, as for writes.
+void Slot::make_room_for_step(const PendingDecision& pending, Backend& backend) {
+  if (pending.skip() || contributions(pending.decision()).empty()) return;
+  if (rows_ != nullptr) return make_room_for_step_of_rows(pending.decision(), backend);
+  make_zeros(backend);
+  if (!value_.unique()) last_ = destination(backend);
+  for (State& one : state_) {
+    if (one.buffer) one.buffer = own_copy(one.buffer, backend);
+  }
+}
+
 Change Slot::settle(const PendingDecision& pending, Backend& backend) {
   const Decision& decision = pending.decision();
   squares(decision,
@@ -406,14 +425,11 @@ std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layo
                                                          Backend& backend) {
   std::array<State, kMaxStates> writable;
   for (size_t i = 0; i < writable.size(); ++i) {
-    const BufferRef& now = state_[i].buffer;
     if (layout.names[i] == nullptr) {
       writable[i] = state_[i];
-      continue;
+    } else {
+      writable[i] = {layout.names[i], own_copy(state_[i].buffer, backend)};
     }
-    writable[i] = {layout.names[i], own_or_new(now, backend)};
-    const bool copied = now && writable[i].buffer.get() != now.get();
-    if (copied) backend.copy(writable[i].buffer->data(), now->data(), spec_.num_bytes());
   }
   return writable;
 }

@@ -225,6 +225,9 @@ class Slot {
   bool ready(const PendingDecision& pending) const;
   // Bytes of values that carrying it out changes, at most: of rows those alone that are contributed to.
   uint64_t step_bytes(const PendingDecision& pending) const;
+  // Takes the memory that settle() needs where somebody reads what it changes, so that it has it: all but for rows that are
+  // evicted. Throws Error(OUT_OF_MEMORY), with nothing changed; again, it takes no more.
+  void make_room_for_step(const PendingDecision& pending, Backend& backend);
   // Carries the decision out with the contributions that are here, and lets go of them.
   Change settle(const PendingDecision& pending, Backend& backend);
 
@@ -238,7 +241,7 @@ class Slot {
     return !pending.skip() && counted(pending.decision());
   }
   // Keeps references to the value, and to rule state if `state`, which are what they are up to decision `to`. Returns how
-  // many bytes they may cost.
+  // many bytes they may cost: none, if they were kept before.
   uint64_t keep(uint64_t to, bool state);
   // The same as part(), as of decision `at`. None: it is not kept.
   std::optional<Part> kept_part(uint16_t index, uint64_t at) const;
@@ -305,6 +308,8 @@ class Slot {
   // What is changed next: the buffer itself if nobody else refers to it, else new memory, for the first one out of what
   // is reserved.
   BufferRef own_or_new(const BufferRef& buffer, Backend& backend);
+  // The same with what is in the buffer.
+  BufferRef own_copy(const BufferRef& buffer, Backend& backend);
   // Where the next value goes: the value's own memory if nobody else refers to it, else that of the value
   // before it, or new memory.
   BufferRef destination(Backend& backend);
@@ -331,6 +336,7 @@ class Slot {
   std::vector<RowContribution> row_contributions(const Decision& decision) const;
   uint64_t step_bytes_of_rows(const Decision& decision) const;
   Change step_of_rows(const PendingDecision& pending, Backend& backend);
+  void make_room_for_step_of_rows(const Decision& decision, Backend& backend);
   // The rows of some ids, with memory for all that changing them needs; kNoRow: it is to be added.
   struct RowsToChange {
     std::vector<RowNumber> rows;
@@ -339,6 +345,8 @@ class Slot {
   };
   void make_room(std::span<const uint64_t> ids, RowsToChange& found, const RowPolicy::Plan& plan);
   void count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend);
+  // Has what admission has counted be nobody else's, from its first time on.
+  void own_counted(Backend& backend);
   RowNumber there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
                          float initial_sum);
   // Begins a change of rows, before any of it, by that decision: at most so many are new.

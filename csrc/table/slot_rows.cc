@@ -110,6 +110,17 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
   return found.change;
 }
 
+void Slot::make_room_for_step_of_rows(const Decision& decision, Backend& backend) {
+  reserve_rows(decision, nullptr);
+  const MergedRows merged(row_contributions(decision));
+  std::vector<RowNumber> rows(merged.ids.size());
+  rows_->find(merged.ids, rows);
+  for (const RowNumber row : rows) {
+    if (row != kNoRow) rows_->make_writable(row);
+  }
+  if (state_[kCountedPart - 1].buffer) own_counted(backend);
+}
+
 std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   const RowContribution given(from.data(), from.num_bytes, spec_.rows.dim, from.dtype, 1.0F);
   if (given.num_rows() == 0) return Change::kNone;
@@ -161,21 +172,25 @@ void Slot::make_room(std::span<const uint64_t> ids, RowsToChange& found,
   }
 }
 
-// What admission has counted is copied if somebody reads it, as rule state is.
 void Slot::count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend) {
+  own_counted(backend);
+  const BufferRef& counted = state_[kCountedPart - 1].buffer;
+  row_policy_->count(merged, found.rows, counted ? counted->data() : nullptr);
+}
+
+// It is copied if somebody reads it, as rule state is.
+void Slot::own_counted(Backend& backend) {
   State& counted = state_[kCountedPart - 1];
   const size_t num_bytes = row_policy_->counted_bytes();
-  if (num_bytes > 0 && (!counted.buffer || !counted.buffer.unique())) {
-    BufferRef own = counted.buffer ? backend.allocate(num_bytes)
-                                   : backend.allocate_reserved(num_bytes, reserved_bytes_);
-    if (counted.buffer) {
-      backend.copy(own->data(), counted.buffer->data(), num_bytes);
-    } else {
-      backend.zero(own->data(), num_bytes);
-    }
-    counted = {"counted", std::move(own)};
+  if (num_bytes == 0 || (counted.buffer && counted.buffer.unique())) return;
+  BufferRef own = counted.buffer ? backend.allocate(num_bytes)
+                                 : backend.allocate_reserved(num_bytes, reserved_bytes_);
+  if (counted.buffer) {
+    backend.copy(own->data(), counted.buffer->data(), num_bytes);
+  } else {
+    backend.zero(own->data(), num_bytes);
   }
-  row_policy_->count(merged, found.rows, num_bytes > 0 ? counted.buffer->data() : nullptr);
+  counted = {"counted", std::move(own)};
 }
 
 RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,

@@ -204,6 +204,46 @@ TEST(FullShardTest, WaitsForRowsNoLongerThanUntilTheNextDecision) {
   EXPECT_EQ(shard.state(rows).at(1).first, "counted");
 }
 
+TEST(FullShardTest, TakesNoStepOfATornRoundWithoutMemoryForTheLast) {
+  constexpr size_t kElems = 40'000;
+  Shard shard({.max_memory_bytes = 4 << 20});
+  shard.define({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{kA, 1}}});
+  shard.define({2, DType::kFloat32, RuleKind::kSgd, 0, true, {{kB, kElems}}});
+  struct Push {
+    std::vector<SliceEntry> entries;
+    BufferRef payload;
+  };
+  const auto pushed = [&](const Values& gradients) {
+    Floats all;
+    for (const auto& [_, one] : gradients) all.insert(all.end(), one.begin(), one.end());
+    Push push{entries_for(gradients), {}};
+    const size_t num_bytes = all.size() * sizeof(float);
+    push.payload = admit(shard, WriteKind::kPush, push.entries, num_bytes);
+    std::memcpy(push.payload->data(), all.data(), num_bytes);
+    return push;
+  };
+  Push early = pushed({{kA, {1}}, {kB, Floats(kElems, 1)}});
+  Push late = pushed({{kA, {2}}});
+  shard.stage({0, 1, 1}, early.entries, early.payload);
+  std::vector<SliceEntry> read(1);
+  read[0].key = kB;
+  std::optional<Shard::Reply> held_by_a_reader = shard.read(read, 64 << 20);
+  shard.advance(early_decision(1, {member(0, 1), member(1, 1)}));
+  take_all_memory(shard);
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { shard.advance(decision(2, {})); });
+  EXPECT_TRUE(shard.missing().empty());
+  shard.stage({1, 1, 1}, late.entries, late.payload);
+  held_by_a_reader.reset();
+  shard.advance(decision(2, {}));
+  const auto first = [&](Key key) {
+    float value;
+    std::memcpy(&value, shard.state(key).at(0).second.data(), sizeof value);
+    return value;
+  };
+  EXPECT_EQ(first(kA), -3);
+  EXPECT_EQ(first(kB), -1);
+}
+
 TEST(FullShardTest, DropsATensorThatCanNotTakeItsStep) {
   constexpr size_t kElems = 40'000;
   Shard shard({.max_memory_bytes = 4 << 20});
