@@ -18,6 +18,7 @@ from numpy.testing import assert_array_equal
 from typer.testing import CliRunner
 
 import psstore
+from psstore.checkpoint.place import open_place
 from psstore.cli.main import app
 from psstore.client.store import Store
 from psstore.config import Credentials
@@ -412,6 +413,20 @@ def test_all_hosts_end_when_the_workers_are_done(tmp_path: Path) -> None:
             await_standbys(store)
             train(store, 2)
         assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
+
+
+def test_all_hosts_end_when_the_workers_are_lost_after_a_last_checkpoint(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    flags = ("--until-done", "--patience-s", "1", "--checkpoint", str(place), "--checkpoint-every", "1000000")
+    with Hosts(tmp_path, flags=flags) as hosts:
+        store = hosts.connect()
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        store.end(leave=False)
+        assert [server.wait() for server in hosts.of.values()] == [1, 1, 1, 1]
+        assert all("rank 0 went without leaving" in server.log() for server in hosts.of.values())
+    assert [one.version for one in open_place(str(place)).place.list()] == [2]
 
 
 @pytest.mark.parametrize("place", [(1, True), (0, True), (0, False)])

@@ -267,15 +267,17 @@ def test_an_end_is_told_to_have_no_last_checkpoint_where_what_writes_them_is_not
         assert "the last checkpoint was not written" in process.log()
 
 
-def test_shards_of_several_hosts_write_a_last_checkpoint_when_the_workers_are_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["done", "lost"])
+def test_shards_of_several_hosts_write_a_last_checkpoint_when_the_workers_are(tmp_path: Path, how: str) -> None:
     token = tmp_path / "token"
     token.write_text("a secret of more than sixteen bytes")
     token.chmod(0o600)
-    with hosts(3, token, "--checkpoint", str(tmp_path / "run"), "--until-done") as shards:
-        with psstore.connect(shards[0].url, rank=0, token=token.read_text()) as store:
-            store.create_many([TensorSpec(name=name, shape=shape, rule="adam") for name, shape in SHAPES.items()])
-            step(store, 1, "adam")
-        assert [shard.wait() for shard in shards] == [0, 0, 0]
+    with hosts(3, token, "--checkpoint", str(tmp_path / "run"), "--until-done", "--patience-s", "1") as shards:
+        store = psstore.connect(shards[0].url, rank=0, token=token.read_text())
+        store.create_many([TensorSpec(name=name, shape=shape, rule="adam") for name, shape in SHAPES.items()])
+        step(store, 1, "adam")
+        store.end(leave=how == "done")
+        assert [shard.wait() for shard in shards] == ([0, 0, 0] if how == "done" else [EXIT_FAILED] * 3)
     assert written(tmp_path) == [1]
 
 

@@ -115,7 +115,7 @@ def test_workers_are_waited_for_until_all_shards_were_there_be_it_seen_or_not() 
     async def verdict(**done: int) -> Verdict:
         peers: list[Any] = [Shard0({**LOST, **done}), mock.Mock(has_served=False)]
         job_state = JobState(num_workers=2, patience_s=0.01)
-        return await asyncio.wait_for(peer_monitor._attend(peers, job_state, lambda: False), 0.2)
+        return await asyncio.wait_for(peer_monitor._attend(peers, job_state, lambda: True), 0.2)
 
     with mock.patch.object(peer_monitor, "POLL_S", 0.001):
         found = asyncio.run(verdict(decisions=4, tensors=1, worker_changes=2))

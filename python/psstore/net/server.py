@@ -138,9 +138,9 @@ class Server:
         self._service.leadership.standbys.done_without(client)
         self.poller.deliver()
 
-    def store_ends(self) -> None:
-        """The workers are done, and this process is about to end: its standbys hear so."""
-        self._service.leadership.standbys.store_ends()
+    def store_ends(self, reason: str) -> None:
+        """The workers are done, or lost for that reason, and this process is about to end: its standbys hear so."""
+        self._service.leadership.standbys.store_ends(reason)
         self.poller.deliver()
 
     def not_resharded(self, why: str) -> None:

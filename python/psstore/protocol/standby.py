@@ -64,8 +64,8 @@ class Standby:
         """The connection to its shard is lost."""
         self.on_in_sync: Callable[[], None] = lambda: None
         """Called when it may lead from now on."""
-        self.on_over: Callable[[], None] = lambda: None
-        """Called when its shard says that the workers are done."""
+        self.on_over: Callable[[str], None] = lambda reason: None
+        """Called when its shard says that the store ends: the workers are done, or lost for that reason."""
         self.on_silent: Callable[[], None] = lambda: None
         """Called when its shard has said nothing for so long that others may be asked who leads. From then on the shard
         must not be answered: it would go on."""
@@ -220,7 +220,7 @@ class Standby:
             case r.MemoryGone():
                 self._protocol.see_no_more(record.address)
             case r.StoreEnds():
-                self.on_over()
+                self.on_over(record.reason)
             case r.InSync():
                 self._lease_s = math.inf if record.lease_s is None else record.lease_s
                 self.state = STANDBY.after(self.state, StandbyEvent.TOLD)

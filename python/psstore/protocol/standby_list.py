@@ -232,11 +232,11 @@ class StandbyList:
                 if not one.is_gone:
                     self.on_dropped(conn, None)
 
-    def store_ends(self) -> None:
-        """Tells them that the workers are done, and whoever asks for counters."""
+    def store_ends(self, reason: str) -> None:
+        """Tells them that the workers are done, or lost for that reason, and whoever asks for counters."""
         self.has_ended = True
         if self._facts.data.is_followed:
-            self._facts.data.record(r.encode_record(r.StoreEnds()))
+            self._facts.data.record(r.encode_record(r.StoreEnds(reason)))
 
     def retired(self, conn: int) -> None:
         """Forgets a standby that has said that it will never lead."""

@@ -77,8 +77,8 @@ class ApartGroup:
         self._asked = ""
         """A standby that others were asked about, as a client: one may have said that it is gone, so it will never
         lead."""
-        self.is_over = False
-        """The shard has said that the workers are done."""
+        self.over: str | None = None
+        """The shard has said that the store ends: why, if that is a failure, or ''."""
         self._may_ask_at = math.inf
         """When others may be asked whether the process here leads, which has lost its shard."""
         self._fate: tuple[str, float] | None = None
@@ -161,7 +161,7 @@ class ApartGroup:
                 self._in_sync, self._lost, self._ask_at = False, "", math.inf
                 _log.info("%s goes on without its standby at %s, which is to end, or dead", self._name, self._other)
             elif what == OVER:
-                self.is_over = True
+                self.over = rest
             elif what == CUT:
                 self._may_ask_at = time.monotonic() + float(rest)
                 self._ask_soon()
@@ -169,11 +169,11 @@ class ApartGroup:
                 _log.warning("%s: %s", child.name, line)
         return None
 
-    def store_ends(self) -> None:
-        """Has the other process hear that the workers are done, whatever its host has heard, and other hosts that they
-        may go. To be called before the one here is told to end."""
+    def store_ends(self, reason: str) -> None:
+        """Has the other process hear that the store ends, whatever its host has heard, and other hosts that they may
+        go. To be called before the one here is told to end. `reason`: one line; '': the workers are done."""
         if self.leads and self._child is not None:
-            self._child.tell(OVER)
+            self._child.tell(f"{OVER} {reason}")
 
     def resign(self) -> None:
         """Ends the process here, and has the other one lead. Until that one can, the process here serves: the other one

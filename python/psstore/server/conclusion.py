@@ -45,12 +45,11 @@ class Conclusion:
 
     def conclude(self, ending: Ending) -> Ending:
         """Does what is left to do, and returns what becomes of the end with that. The shards are there still."""
-        is_written = ending.status != EXIT_OK or self._end_checkpoints()
+        is_written = self._end_checkpoints()
         if not ending.is_asked:
-            if ending.status == EXIT_OK:
-                self.groups.store_ends()
+            self.groups.store_ends(" ".join((ending.reason or "").split()))
             self._linger(self.site.ended_before(leads=self.groups.leads))
-        if is_written:
+        if is_written or ending.status != EXIT_OK:
             return ending
         return replace(ending, status=EXIT_FAILED, reason="the last checkpoint was not written; the log says why")
 

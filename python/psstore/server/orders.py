@@ -24,8 +24,8 @@ class Orders:
         """This standby is to lead."""
         self.on_without: Callable[[str], None] = lambda client: None
         """Called with a standby that will never lead."""
-        self.on_over: Callable[[], None] = lambda: None
-        """Called when the workers are done, before the order to end."""
+        self.on_over: Callable[[str], None] = lambda reason: None
+        """Called when the workers are done, or lost, before the order to end."""
         self.on_stand_still: Callable[[str], None] = lambda client: None
         """Called with the client that may have the shard stand still."""
         self.on_not_resharded: Callable[[str], None] = lambda why: None
@@ -61,7 +61,7 @@ class Orders:
             elif what == WITHOUT:
                 self.on_without(rest)
             elif what == OVER:
-                self.on_over()
+                self.on_over(rest)
             elif what == STAND_STILL:
                 self.on_stand_still(rest)
             elif what == NOT_RESHARDED:

@@ -236,7 +236,7 @@ async def _attend(peers: Sequence[_Peer], job_state: JobState | None, has_last_w
             reminder = job_state.reminder(counters, now)
             done_since = math.inf if verdict is None else min(done_since, now)
             may_go = counters["has_ended"] or has_last_word() or now > done_since + LAST_WORD_S
-            if verdict is not None and (may_go or verdict.reason is not None):
+            if verdict is not None and may_go:
                 return verdict
             if verdict is None and reminder is not None:
                 _log.warning("%s", reminder)

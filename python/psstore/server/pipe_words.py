@@ -13,7 +13,8 @@ RETIRED = "retired"
 is done without."""
 
 OVER = "over"
-"""What a shard is told, and its standby reports: the workers are done, and the store ends on all hosts."""
+"""What a shard is told, and its standby reports: the workers are done, or lost, and the store ends on all hosts; with
+the reason, if that is a failure."""
 
 CUT = "cut"
 """What a standby reports that may lead, with the seconds before others may be asked whether it does: it has lost its

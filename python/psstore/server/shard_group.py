@@ -102,13 +102,13 @@ class ShardGroups:
                     self._do_without_one_that_stands_still(group, one, now)
         return None
 
-    is_over = False
+    over: str | None = None
     """Never told: who watches both processes of a shard knows."""
 
-    def store_ends(self) -> None:
+    def store_ends(self, reason: str) -> None:
         """Has shard 0 say to other hosts that all may go, if it is here: standbys here end with their shards."""
         for leader in self.leaders:
-            leader.tell(OVER)
+            leader.tell(f"{OVER} {reason}")
 
     def resign(self) -> None:
         """Does nothing, either."""

@@ -57,9 +57,9 @@ async def stand_by(
         else:
             failed.set()
 
-    def store_ends() -> None:
+    def store_ends(reason: str) -> None:
         over.set()
-        report(OVER)
+        report(OVER, reason)
 
     server.leader.on_lost = lost
     sock, tls = _connect(follows.address, settings.credentials)

@@ -134,8 +134,8 @@ class Supervisor:
             events = self._reports.wait(0.0 if lost else partial(self._next_wake, groups))
             self._companions.heard(events)
             heard = [groups.heard(event) for event in events if isinstance(event, ShardProcess)]
-            if groups.is_over:
-                return Ending(EXIT_OK)
+            if groups.over is not None:
+                return Ending(EXIT_FAILED, groups.over) if groups.over else Ending(EXIT_OK)
             if any(isinstance(event, Signals) for event in events):  # whoever can be handed over to is known now
                 return Ending(EXIT_OK, is_asked=True)
             dead = [fate for fate in (lost, *heard) if fate is not None]

@@ -75,7 +75,10 @@ class StillLeads(Record, frozen=True):
 
 
 class StoreEnds(Record, frozen=True):
-    """The workers are done, and all that the store consists of ends."""
+    """All that the store consists of ends: the workers are done, or lost."""
+
+    reason: str = ""
+    """Why that is a failure."""
 
 
 # ---- the coordinator: what it was told, in order, from which all else follows (protocol/coordinator_feed.py) ----
