@@ -149,8 +149,15 @@ def test_closing_a_store_that_a_signal_interrupts_leaves_nothing(raising: signal
 def test_a_child_that_another_thread_forks_during_a_call_heeds_signals() -> None:
     """As of a pool that an evaluation makes on a thread of its own."""
 
+    fork = multiprocessing.get_context("fork")
+    begins = fork.Event()  # what is raised while Python itself begins there is lost
+
+    def sleep() -> None:
+        begins.set()
+        time.sleep(JOIN_S)
+
     def forked() -> multiprocessing.process.BaseProcess:
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(JOIN_S,))
+        child = fork.Process(target=sleep)
         child.start()
         return child
 
@@ -164,6 +171,7 @@ def test_a_child_that_another_thread_forks_during_a_call_heeds_signals() -> None
         child = forking.result()
         assert isinstance(child, multiprocessing.process.BaseProcess)
         assert child.pid is not None
+        assert begins.wait(JOIN_S)
         assert eventually(lambda: is_asleep(child.pid))
         os.kill(child.pid, signal.SIGINT)
         child.join(JOIN_S / 4)
