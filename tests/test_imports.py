@@ -17,7 +17,7 @@ import pytest
 
 # ---- Python: the layers of psstore, lowest first ----------------------------------------------------
 
-LEAVES = {"_core", "errors", "exit_codes", "hyper", "types", "config", "memory", "release"}
+LEAVES = {"_core", "errors", "exit_codes", "hyper", "types", "config", "memory", "release", "text"}
 PURE = {"wire", "partition", "codec"}
 BELOW_NET = LEAVES | PURE | {"protocol"}
 BELOW_ENDS = BELOW_NET | {"net"}
@@ -25,6 +25,7 @@ BELOW_ENDS = BELOW_NET | {"net"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "exit_codes": set(),
+    "text": set(),
     "release": set(),
     "hyper": set(),
     "types": {"_core", "errors", "hyper"},

@@ -40,7 +40,7 @@ def test_commands_go_by_options(tmp_path: Path) -> None:
             (["top", process.url, "--once", "--every", "0.1"], "version 0"),
             (["doctor", process.url], "nothing is wrong"),
             (["checkpoint", "save", process.url], "is written"),
-            (["reshard", process.url, "--shards", "1"], "has 1 shards already"),
+            (["reshard", process.url, "--shards", "1"], "has 1 shard already"),
         ):
             proved = CliRunner().invoke(app, [*command, *flags, "--tls-ca", str(ca.pem)])
             assert answer in proved.output, (command, proved.output)

@@ -39,6 +39,7 @@ from psstore.server.resharding import Resharding
 from psstore.server.settings import ServerSettings
 from psstore.server.site import Site
 from psstore.server.store_token import StoreToken
+from psstore.text import counted
 from psstore.wire.messages import Welcome
 from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.fork_server import ServedPopen
@@ -121,7 +122,7 @@ def resharded(process: StoreProcess, num_shards: int) -> Iterator[threading.Even
     finally:
         thread.join()
     assert results[0].returncode == EXIT_OK, results[0].stderr + process.log()
-    assert f"the store goes on with {num_shards} shards" in results[0].stdout
+    assert f"the store goes on with {counted(num_shards, 'shard')}" in results[0].stdout
 
 
 @pytest.mark.parametrize("transport", TO_SHARDS)

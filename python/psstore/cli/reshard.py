@@ -11,6 +11,7 @@ import typer
 from psstore.cli.choices import checked_url, fail
 from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
+from psstore.text import counted
 
 if TYPE_CHECKING:
     from psstore.config import Credentials
@@ -49,7 +50,7 @@ def reshard(
         address = url if url in first else first[0]
         told = look_at(address, credentials).welcome
         if len(told.addresses) == shards:
-            fail(f"the store at {address} has {shards} shards already", exit_code=EXIT_MISSING)
+            fail(f"the store at {address} has {counted(shards, 'shard')} already", exit_code=EXIT_MISSING)
         until = time.monotonic() + WRITE_S + BEGIN_S
         while len(told.addresses) != shards:  # again where who was asked has died: its standby has heard nothing of it
             if time.monotonic() > until:
@@ -59,7 +60,7 @@ def reshard(
             told = _ask(address, credentials, shards, until)
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_MISSING)
-    typer.echo(f"the store goes on with {len(told.addresses)} shards, from version {told.restored} on")
+    typer.echo(f"the store goes on with {counted(len(told.addresses), 'shard')}, from version {told.restored} on")
 
 
 def _ask(address: str, credentials: Credentials, num_shards: int, until: float) -> Welcome:

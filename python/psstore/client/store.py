@@ -28,6 +28,7 @@ from psstore.client.versions import AwaitedVersions, Versions
 from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
 from psstore.protocol.holds import Hold
+from psstore.text import counted
 from psstore.types import Consistency
 from psstore.wire.messages import Members
 
@@ -240,7 +241,7 @@ class _Face:
 
     def __repr__(self) -> str:
         who = "client" if self.rank is None else f"rank {self.rank} of {self.num_workers}"
-        where = f"{who}, {self.num_shards} shards, round {self.round}, version {self.version}"
+        where = f"{who}, {counted(self.num_shards, 'shard')}, round {self.round}, version {self.version}"
         return f"<{type(self).__name__} {self._url}: {'closed' if self.closed else where}>"
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

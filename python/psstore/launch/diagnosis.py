@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from psstore.client.store_status import checkpoint_of, shard_of, workers_of
 from psstore.server.job_state import names_of, ranks_in
+from psstore.text import counted
 
 CLOCK_S = 2.0
 """A clock is off by more than this: logs of several hosts can't be read together."""
@@ -189,6 +190,7 @@ def _of_files_here(num_shards: int, here: Here) -> Iterator[Finding]:
     if here.max_files < needed:
         yield Finding(
             "files here",
-            f"a process may have {here.max_files} open files here, and a worker of {num_shards} shards needs {needed}",
+            f"a process may have {here.max_files} open files here, and a worker of {counted(num_shards, 'shard')} needs"
+            f" {needed}",
             "ulimit -n 4096, in the shell that starts workers",
         )

@@ -13,6 +13,7 @@ from psstore import _core
 from psstore.errors import BadArgument, Overloaded
 from psstore.protocol.connection import Connection
 from psstore.protocol.frames import Output, failure
+from psstore.text import counted
 from psstore.wire import messages as m
 
 
@@ -48,6 +49,6 @@ class ReshardRequest:
 
 def _refuse(shards: int) -> None:
     raise BadArgument(
-        f"this store can't go on with {shards} shards while it runs: they live inside a program, or on hosts of their"
-        " own. End it and start it with so many and --restore auto: a checkpoint fits any number"
+        f"this store can't go on with {counted(shards, 'shard')} while it runs: they live inside a program, or on hosts"
+        " of their own. End it and start it with so many and --restore auto: a checkpoint fits any number"
     )

@@ -8,6 +8,7 @@ from typing import TextIO
 import msgspec
 
 from psstore.server.site import Site
+from psstore.text import counted
 from psstore.types import workers_text
 
 
@@ -39,7 +40,7 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
             which = f"{what} {self.index} of {len(self.shards)} at {self.place}"
             return f"psstore-server ready: {which} ({self.mode}, {workers}{metrics})"
         places = " ".join(_short(addresses) for addresses in self.shards)
-        shards = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
+        shards = counted(len(self.shards), "shard")
         return f"psstore-server ready: {self.url} ({shards}: {places}; {self.mode}, {workers}{metrics})"
 
 

@@ -24,6 +24,7 @@ from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site, addresses_of
 from psstore.server.store_token import StoreToken
 from psstore.server.temporary_place import TemporaryPlace
+from psstore.text import counted
 
 _log = logging.getLogger("psstore.supervisor")
 
@@ -146,7 +147,7 @@ class Reshardings:
         """REQUIRES: one has begun."""
         attempt, self.current = self.current, None
         assert attempt is not None
-        _log.warning("the store goes on with %d shards: %s", len(groups.leaders), why)
+        _log.warning("the store goes on with %s: %s", counted(len(groups.leaders), "shard"), why)
         self._selector.unregister(attempt.process.report)
         attempt.come_to_nothing(why, groups.leaders)
         if attempt.temporary is not None:
@@ -195,17 +196,17 @@ class Reshardings:
         except (BadArgument, OSError) as error:
             groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")
             return
-        _log.info("going on with %d shards: the store is written down to %s", num_shards, self.current.place)
+        _log.info("going on with %s: the store is written down to %s", counted(num_shards, "shard"), self.current.place)
         self._checkpoints_end()  # one at a time
         self._selector.register(self.current.process.report, selectors.EVENT_READ, self.current.process)
 
 
 def _with_shards(settings: ServerSettings, num_shards: int) -> ServerSettings:
     if num_shards == settings.shards:
-        raise BadArgument(f"the store has {num_shards} shards already")
+        raise BadArgument(f"the store has {counted(num_shards, 'shard')} already")
     try:
         changed = msgspec.convert({**msgspec.structs.asdict(settings), "shards": num_shards}, ServerSettings)
     except msgspec.ValidationError as error:
-        raise BadArgument(f"{num_shards} shards: {error}") from None
+        raise BadArgument(f"{counted(num_shards, 'shard')}: {error}") from None
     changed.check()
     return changed

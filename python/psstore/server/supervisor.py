@@ -36,6 +36,7 @@ from psstore.server.site import open_site
 from psstore.server.store_life import Ending, RestoreFrom, StoreLife, of_shard_0
 from psstore.server.store_token import StoreToken
 from psstore.server.temporary_place import sweep
+from psstore.text import counted
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.apart_group import ApartGroup
@@ -191,7 +192,9 @@ class Supervisor:
         restore = find_again(f"{place}@{ending.written}", settings, self._reports)
         self._companions.begin_metrics_anew()
         _log.warning(
-            "the store stands still at version %d, and goes on with %d shards", ending.written, settings.shards
+            "the store stands still at version %d, and goes on with %s",
+            ending.written,
+            counted(settings.shards, "shard"),
         )
         return self._beginnings.begin(restore)
 

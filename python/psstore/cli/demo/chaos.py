@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from psstore.cli.choices import fail
-from psstore.cli.demo.display import Display, count
+from psstore.cli.demo.display import Display
 from psstore.cli.demo.messages import ChaosReport, Settings
 from psstore.cli.demo.training import fail_for, job_of
 from psstore.cli.demo.weights import sha256_of
@@ -30,6 +30,7 @@ from psstore.errors import PsstoreError
 from psstore.exit_codes import EXIT_FAILED
 from psstore.launch.job import Outcome, run_job
 from psstore.launch.output import Line
+from psstore.text import counted
 from psstore.types import Consistency
 
 KILL_EVERY_S = 2.0
@@ -61,7 +62,7 @@ def train_through_chaos(
     disturbed = undisturbed.with_name("disturbed.npz")
     display = Display(
         console,
-        how=f"again, with standbys · {num_shards} + {count(num_shards, 'shard')}",
+        how=f"again, with standbys · {num_shards} + {counted(num_shards, 'shard')}",
         num_workers=settings.num_workers,
         dataset=f"one process is killed every {KILL_EVERY_S:g} s",
     )

@@ -281,13 +281,13 @@ def _check(compression: str, data_dir: Path | None) -> None:
 
 
 def _how(settings: Settings, mode: Mode, num_shards: int) -> str:
-    from psstore.cli.demo.display import count
+    from psstore.text import counted
 
     if settings.strategy is Strategy.allreduce:
         return "all-reduce"
     how = f"average every {settings.every}" if settings.strategy is Strategy.average else mode.value
     compressed = "" if settings.compression == "none" else f" · {settings.compression}"
-    return f"{how} · {count(num_shards, 'shard')}{compressed}"
+    return f"{how} · {counted(num_shards, 'shard')}{compressed}"
 
 
 def _dataset(data_dir: Path | None) -> str:

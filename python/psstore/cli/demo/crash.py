@@ -21,7 +21,7 @@ from rich.console import Console
 
 from psstore.checkpoint.place import CheckpointPlace, open_place
 from psstore.cli.choices import fail
-from psstore.cli.demo.display import Display, count
+from psstore.cli.demo.display import Display
 from psstore.cli.demo.messages import CrashReport, Settings
 from psstore.cli.demo.training import fail_for, job_of, train
 from psstore.cli.demo.weights import sha256_of
@@ -29,6 +29,7 @@ from psstore.errors import CheckpointNotFound
 from psstore.exit_codes import EXIT_FAILED
 from psstore.launch.environment import checkpoint_environ
 from psstore.launch.job import Job, run_job
+from psstore.text import counted
 from psstore.types import Consistency
 
 MIN_ROUNDS = 8
@@ -52,7 +53,7 @@ def train_and_crash(
         rounds: that it had.
     """
     if rounds < MIN_ROUNDS:
-        fail(f"the training has {count(rounds, 'step')}, too few to be killed in the middle: ask for more --epochs")
+        fail(f"the training has {counted(rounds, 'step')}, too few to be killed in the middle: ask for more --epochs")
     assert settings.weights_path is not None
     uninterrupted, went_on = Path(settings.weights_path), Path(settings.weights_path).with_name("went_on.npz")
     place = open_place(str(uninterrupted.with_name("checkpoints"))).place
@@ -61,7 +62,7 @@ def train_and_crash(
     job = partial(job_of, consistency=consistency, environ=environ)
     display = partial(Display, console, num_workers=settings.num_workers)
 
-    before = display(how=f"again, with checkpoints · {count(num_shards, 'shard')}", dataset="to be killed")
+    before = display(how=f"again, with checkpoints · {counted(num_shards, 'shard')}", dataset="to be killed")
     to_be_killed = msgspec.structs.replace(command, hold_after=3 * rounds // 4)
     num_killed = _train_and_kill(
         job(to_be_killed, num_shards=num_shards), before, place, between=(rounds // 2, 3 * rounds // 4)
@@ -75,7 +76,7 @@ def train_and_crash(
         highlight=False,
     )
     after = display(
-        how=f"the same · {count(num_shards + 1, 'shard')}", dataset=f"from the checkpoint of version {latest}"
+        how=f"the same · {counted(num_shards + 1, 'shard')}", dataset=f"from the checkpoint of version {latest}"
     )
     train(job(command, num_shards=num_shards + 1), after)
     went_on_from = after.results[0].done_before

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from psstore.cli.demo.messages import ChaosReport, CrashReport, Report, WorkerBegan, WorkerProgress, WorkerResult, parse
 from psstore.launch.output import Line
+from psstore.text import counted
 
 L = TypeVar("L", bound="LiveLines")
 
@@ -109,7 +110,7 @@ class Display(LiveLines):
     def __init__(self, console: Console, *, how: str, num_workers: int, dataset: str) -> None:
         super().__init__(
             console,
-            title=f"[bold]psstore demo[/] · {how} · {count(num_workers, 'worker')} · {dataset}",
+            title=f"[bold]psstore demo[/] · {how} · {counted(num_workers, 'worker')} · {dataset}",
             of="worker",
             num_processes=num_workers,
             bar_width=max(4, min(BAR_WIDTH, console.width - STATUS_WIDTH)),
@@ -172,17 +173,13 @@ def done(rows: Iterable[tuple[str, str]], *, colour: str = "green") -> Panel:
     return Panel(table, title="done", title_align="left", border_style=colour, expand=False)
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def summary(report: Report) -> Panel:
     good = "green" if report.accuracy >= 0.97 else "yellow"
     rows = [
         ("test accuracy", f"[bold {good}]{report.accuracy:.2%}[/] of {report.test_images:,} images not trained on"),
         ("images/s", f"{report.images_per_s:,.0f} over all workers"),
         ("sent, received", f"{_megabytes(report.bytes_pushed)}, {_megabytes(report.bytes_pulled)}"),
-        ("staleness seen", f"at most {count(report.max_staleness, 'round')}"),
+        ("staleness seen", f"at most {counted(report.max_staleness, 'round')}"),
         ("time", f"{report.seconds:.1f} s"),
     ]
     if report.max_abs_weight_diff is not None:
@@ -197,7 +194,7 @@ def crash_hashes(report: CrashReport) -> str:
 def chaos_hashes(report: ChaosReport) -> str:
     """What was killed, the longest wait, and the two hashes."""
     kinds = Counter(next(kind for kind in ("leader", "standby", "worker") if kind in name) for name in report.killed)
-    killed = ", ".join(count(number, kind) for kind, number in sorted(kinds.items()))
+    killed = ", ".join(counted(number, kind) for kind, number in sorted(kinds.items()))
     return (
         f"killed {killed}; the longest time without a step was {report.longest_wait_s:.1f} s\n"
         f"{_hashes({'undisturbed': report.sha256_undisturbed, 'disturbed': report.sha256_disturbed})}"

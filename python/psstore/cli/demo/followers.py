@@ -22,13 +22,14 @@ import psstore
 import psstore.torch
 from psstore.cli.demo import training
 from psstore.cli.demo.data import Digits, load
-from psstore.cli.demo.display import LiveLines, count, done
+from psstore.cli.demo.display import LiveLines, done
 from psstore.cli.demo.messages import FollowerProgress, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
 from psstore.cli.demo.worker import seeded_model
 from psstore.launch.environment import find_gpus
 from psstore.launch.job import Job
 from psstore.launch.output import Line
+from psstore.text import counted
 from psstore.types import Consistency
 
 STEPS = 400
@@ -107,8 +108,8 @@ class FollowersDisplay(LiveLines):
         super().__init__(
             console,
             title=(
-                f"[bold]psstore demo --followers[/] · {count(num_shards, 'shard')} · 1 worker ·"
-                f" followed in bfloat16 by {count(settings.followers, 'model')}"
+                f"[bold]psstore demo --followers[/] · {counted(num_shards, 'shard')} · 1 worker ·"
+                f" followed in bfloat16 by {counted(settings.followers, 'model')}"
             ),
             of="follower",
             num_processes=settings.followers,
@@ -247,7 +248,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         follow(settings, *map(int, sys.argv[2:]))
     elif failed := train(settings):
-        sys.exit(f"{count(failed, 'follower')} failed")
+        sys.exit(f"{counted(failed, 'follower')} failed")
 
 
 if __name__ == "__main__":

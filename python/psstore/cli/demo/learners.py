@@ -24,7 +24,7 @@ from torch import nn
 import psstore
 from psstore.cli.choices import fail
 from psstore.cli.demo.data import Digits, load
-from psstore.cli.demo.display import SPARK_WIDTH, Curve, LiveLines, count, done
+from psstore.cli.demo.display import SPARK_WIDTH, Curve, LiveLines, done
 from psstore.cli.demo.messages import LearnerProgress, WorkerBegan, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
 from psstore.cli.demo.training import fail_for
@@ -34,6 +34,7 @@ from psstore.exit_codes import EXIT_FAILED
 from psstore.launch.environment import find_gpus
 from psstore.launch.job import Job, Outcome, run_job
 from psstore.launch.output import Line
+from psstore.text import counted
 from psstore.types import Consistency
 
 ROUNDS = 160
@@ -133,8 +134,8 @@ class LearnersDisplay(LiveLines):
         super().__init__(
             console,
             title=(
-                f"[bold]psstore demo --learners[/] · {count(num_shards, 'shard')} · {count(num_learners, 'learner')} ·"
-                f" each fragment shared every {EVERY} steps"
+                f"[bold]psstore demo --learners[/] · {counted(num_shards, 'shard')} ·"
+                f" {counted(num_learners, 'learner')} · each fragment shared every {EVERY} steps"
             ),
             of="learner",
             num_processes=num_learners,

@@ -17,7 +17,7 @@ from rich.panel import Panel
 
 import psstore
 from psstore.cli.demo import training
-from psstore.cli.demo.display import SPARK_WIDTH, LiveLines, count, done, sparkline
+from psstore.cli.demo.display import SPARK_WIDTH, LiveLines, done, sparkline
 from psstore.cli.demo.dlrm import DIM, TABLES, ClickLog, Dlrm, auc
 from psstore.cli.demo.messages import RowsProgress, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
@@ -25,6 +25,7 @@ from psstore.client.store import Store
 from psstore.launch.environment import find_gpus
 from psstore.launch.job import Job
 from psstore.launch.output import Line
+from psstore.text import counted
 from psstore.torch import DistributedOptimizer, EmbeddingBag
 from psstore.types import Consistency
 
@@ -100,7 +101,7 @@ class RowsDisplay(LiveLines):
         super().__init__(
             console,
             title=(
-                f"[bold]psstore demo --rows[/] · {count(num_shards, 'shard')} · {count(num_workers, 'worker')} · "
+                f"[bold]psstore demo --rows[/] · {counted(num_shards, 'shard')} · {counted(num_workers, 'worker')} · "
                 f"{len(TABLES)} tables, clicks made by a seeded generator"
             ),
             of="worker",
