@@ -72,14 +72,14 @@ def test_a_reader_that_waits_for_the_next_version_is_not_logged_at_info_and_a_wo
 
 @pytest.mark.one_loop
 def test_lost_worker_is_a_warning_and_so_is_its_return() -> None:
-    with StoreProcess("--heartbeat-s", "0.1", "--silence-s", "0.3") as store, RawClient(store.url) as client:
+    with StoreProcess("--heartbeat-s", "0.1", "--silence-s", "0.5") as store, RawClient(store.url) as client:
         client.hello()
         client.join()
         assert eventually(lambda: "is lost" in store.log())
         client.ask("JOIN", "JOINED", body=m.Join())
         assert eventually(lambda: "is back" in store.log())
         lost, back = [line for line in store.log().splitlines() if " warning " in line][:2]
-    assert re.search(r"rank 0 \(incarnation 1\) is lost in round 1: last seen 0\.\d s ago", lost)
+    assert re.search(r"rank 0 \(incarnation 1\) is lost in round 1: last seen \d+\.\d s ago", lost)
     assert back.endswith("rank 0 (incarnation 1) is back")
 
 
@@ -111,7 +111,8 @@ def test_store_with_a_shard_that_stands_still_ends_all_the_same() -> None:
 
 @pytest.mark.one_loop
 def test_no_worker_is_called_lost_when_the_store_ends() -> None:
-    with StoreProcess("--heartbeat-s", "0.1", "--silence-s", "0.3") as store, RawClient(store.url) as client:
+    """It is silent for longer than it may be, in the 5 s in which the store waits for it to close its connection."""
+    with StoreProcess("--heartbeat-s", "0.1", "--silence-s", "2") as store, RawClient(store.url) as client:
         client.hello()
         client.join()
         assert store.stop() == 0
