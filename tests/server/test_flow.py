@@ -120,8 +120,8 @@ def test_reader_that_reads_nothing_is_cut_and_what_it_was_owed_is_free_again() -
 
 
 def test_reader_that_reads_a_little_is_not_cut() -> None:
-    """Many times the limit in all."""
-    with serving(make_service(), unread_s=0.4) as address, RawClient(address) as reader:
+    """Twice the limit in all."""
+    with serving(make_service(), unread_s=1.0) as address, RawClient(address) as reader:
         reader.hello()
         tensor = reader.create(name="w", shape=(LARGE_ELEMS,), rule="assign")
         reader.send("PULL", table=slice_table(tensor, with_bytes=False))
@@ -129,7 +129,7 @@ def test_reader_that_reads_a_little_is_not_cut() -> None:
         left = 4 * LARGE_ELEMS
         for _ in range(16):
             left -= len(reader.sock.recv(1 << 20, socket.MSG_WAITALL))
-            pause.wait(0.1)
+            pause.wait(0.15)
         while left > 0:
             received = len(reader.sock.recv(1 << 20))
             assert received, "it was cut"
@@ -216,12 +216,13 @@ def test_pull_that_waits_at_its_port_ends_when_its_time_is_over() -> None:
 
 
 def test_stranger_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.2)
-    with serving(make_service()) as address, RawClient(address) as client, RawClient(address) as silent:
+    with serving(make_service()) as address, RawClient(address) as client:
         client.hello()
-        with pytest.raises(errors.HandshakeTimeout):
-            silent.reply("WELCOME")
-        assert silent.closed_by_server()
+        monkeypatch.setattr(connections, "HANDSHAKE_S", 0.2)
+        with RawClient(address) as silent:
+            with pytest.raises(errors.HandshakeTimeout):
+                silent.reply("WELCOME")
+            assert silent.closed_by_server()
         client.stats()
 
 
@@ -245,13 +246,13 @@ def test_client_that_stops_in_the_middle_of_a_frame_is_dropped(sent: int) -> Non
 
 
 def test_client_that_sends_slowly_is_waited_for() -> None:
-    """Each byte buys time: many times the limit in all, and no frame is lost."""
-    with serving(make_service(), stalled_frame_s=0.5) as address, RawClient(address) as client:
+    """Each byte buys time: twice the limit in all, and no frame is lost."""
+    with serving(make_service(), stalled_frame_s=1.0) as address, RawClient(address) as client:
         frame = _core.encode_frame(_core.OPS["HELLO"], body=m.encode_body(m.Hello(client=client.client)))
         client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pause = threading.Event()
-        for index in range(0, len(frame), 8):
-            client.sock.sendall(frame[index : index + 8])
+        for index in range(0, len(frame), 5):
+            client.sock.sendall(frame[index : index + 5])
             pause.wait(0.1)
         client.reply("WELCOME")
 
