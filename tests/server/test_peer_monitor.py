@@ -15,6 +15,7 @@ from psstore.server import peer_monitor
 from psstore.server.job_state import JobState, Verdict
 from psstore.server.peer_monitor import Duty
 from psstore.types import Consistency
+from tests.support.cluster import PATIENCE_S
 
 AT_WORK = {"has_ended": "", "ranks_live": "0,1", "ranks_lost": "", "ranks_left": ""}
 LOST = {"has_ended": "", "ranks_live": "", "ranks_lost": "0,1", "ranks_left": ""}
@@ -112,14 +113,14 @@ def test_a_host_goes_when_shard_0_says_that_all_may() -> None:
 def test_workers_are_waited_for_until_all_shards_were_there_be_it_seen_or_not() -> None:
     """A network may be cut when workers are at work already, and this host has not seen all shards yet."""
 
-    async def verdict(**done: int) -> Verdict:
+    async def verdict(within_s: float, **done: int) -> Verdict:
         peers: list[Any] = [Shard0({**LOST, **done}), mock.Mock(has_served=False)]
         job_state = JobState(num_workers=2, patience_s=0.01)
-        return await asyncio.wait_for(peer_monitor._attend(peers, job_state, lambda: True), 0.2)
+        return await asyncio.wait_for(peer_monitor._attend(peers, job_state, lambda: True), within_s)
 
     with mock.patch.object(peer_monitor, "POLL_S", 0.001):
-        found = asyncio.run(verdict(decisions=4, tensors=1, worker_changes=2))
+        found = asyncio.run(verdict(PATIENCE_S, decisions=4, tensors=1, worker_changes=2))
         assert found.reason is not None
         assert found.reason.startswith("ranks 0, 1 went without leaving")
         with pytest.raises(asyncio.TimeoutError):
-            asyncio.run(verdict(decisions=0, tensors=0, worker_changes=0))
+            asyncio.run(verdict(0.2, decisions=0, tensors=0, worker_changes=0))
