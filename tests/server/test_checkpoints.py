@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import struct
+import termios
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 from unittest import mock
 
 import msgspec
@@ -42,8 +45,9 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.signing import Signer
 from psstore.server import checkpoint_keeper, checkpoint_place
-from psstore.server.checkpoint_keeper import CheckpointKeeper
+from psstore.server.checkpoint_keeper import FORGET_S, CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
+from psstore.server.other_member import refuses
 from psstore.server.processes import ShortLives
 from psstore.types import Consistency, TensorSpec
 from psstore.wire import messages as m
@@ -225,7 +229,7 @@ def test_the_last_checkpoint_is_waited_for_whatever_happens_to_standbys(tmp_path
             step(store, 1)
             assert eventually(lambda: all(shard["standbys"] == 1 for shard in store.stats()))
             leader = int(store.stats()[0]["process"])
-        writer = next(one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline())
+        writer = writer_of(process)
         writer.suspend()
         process.signal(signal.SIGTERM)
         os.kill(leader, signal.SIGKILL)  # its standby leads
@@ -239,27 +243,42 @@ def test_a_last_checkpoint_that_is_not_written_is_told(tmp_path: Path) -> None:
     with served("--checkpoint", str(tmp_path / "run")) as process:
         with training(process) as store:
             step(store, 1)
-        writer = next(one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline())
+        writer = writer_of(process)
         writer.suspend()
-        process.signal(signal.SIGTERM)
-        time.sleep(0.2)  # the store waits for it
+        with open(f"/proc/{writer.pid}/fd/0", "rb") as asked:
+            unread = num_unread(asked)
+            process.signal(signal.SIGTERM)
+            assert eventually(lambda: num_unread(asked) > unread), "the store waits for it"
         writer.kill()
         assert process.wait() == EXIT_FAILED
         assert "the last checkpoint was not written" in process.log()
 
 
+def writers_of(process: StoreProcess) -> list[psutil.Process]:
+    return [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
+
+
+def writer_of(process: StoreProcess) -> psutil.Process:
+    """What has its checkpoints written, which may be there later than the store."""
+    assert eventually(lambda: bool(writers_of(process)))
+    (writer,) = writers_of(process)
+    return writer
+
+
+def num_unread(pipe: BinaryIO) -> int:
+    """Bytes that wait to be read from it."""
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(count)
+
+
 def test_an_end_is_told_to_have_no_last_checkpoint_where_what_writes_them_is_not_started_any_more(
     tmp_path: Path,
 ) -> None:
-    def writers() -> list[psutil.Process]:
-        return [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
-
     with served("--checkpoint", str(tmp_path / "run")) as process:
         with training(process) as store:
             step(store, 1)
         for _ in range(ShortLives.MOST):
-            assert eventually(lambda: bool(writers()))
-            (writer,) = writers()
+            writer = writer_of(process)
             writer.kill()
             assert eventually(lambda gone=writer: not gone.is_running())  # type: ignore[misc]
         assert eventually(lambda: "none are written any more" in process.log())
@@ -378,7 +397,7 @@ def test_who_lives_through_a_restart_is_told_where_the_store_is_again(tmp_path: 
         step(worker, 2)
         first.signal(signal.SIGKILL)
         first.wait()
-        eventually(lambda: not first.shards() if first.process.poll() is None else True)
+        assert eventually(lambda: refuses(first.url))  # its shard listens until it has seen that it is gone
         with served(*flags, "--restore", "auto", shards=1, port=port) as second:
             for store in (worker, reader):
                 told = told_of_restart(store)
@@ -552,14 +571,22 @@ def opened(url: str, at: int) -> StoragePlace:
     return StoragePlace(url, at=at)
 
 
-def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path) -> None:
     signer = Signer(b"k" * 32)
     consistency = Consistency()
     coordinator = Coordinator(consistency=consistency, liveness=Liveness(), num_shards=1, signer=signer)
     place = StoragePlace(str(tmp_path), keep=1)
     place.start_at(0)
+    now = 0.0
     keeper = CheckpointKeeper(
-        coordinator, num_shards=1, signer=signer, lineage="", own=place, open_place=opened, any_place=False
+        coordinator,
+        num_shards=1,
+        signer=signer,
+        lineage="",
+        own=place,
+        open_place=opened,
+        any_place=False,
+        now=lambda: now,
     )
     try:
         fact = begun(keeper, signer)
@@ -570,23 +597,22 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
         keeper.begin(m.Begin(reader=1, give_up=True))
         assert keeper.begin(m.Begin()).ready
         begun(keeper, signer)
-        monkeypatch.setattr(checkpoint_keeper, "FORGET_S", 0.0)
+        now += 1.1 * FORGET_S
         assert keeper.begin(m.Begin()).ready, "nobody has asked for it again"
-        monkeypatch.setattr(checkpoint_keeper, "FORGET_S", 0.2)
         fact = begun(keeper, signer)
-        for _ in range(10):
-            time.sleep(0.05)
+        for _ in range(3):
+            now += 0.9 * FORGET_S
             keeper.led(fact.attempt)
             assert not keeper.begin(m.Begin()).ready, "its leader asks shards whether it is written"
-        eventually(lambda: keeper.begin(m.Begin()).ready)
+        now += 1.1 * FORGET_S
+        assert keeper.begin(m.Begin()).ready
         fact = begun(keeper, signer)
-        monkeypatch.undo()
         record = FileRecord(
             name="shard-00000-of-00001.safetensors", kind="shard", index=0, num_bytes=1, digest="0" * 64
         )
         saved = m.SavedFact(shard=0, attempt=fact.attempt, record=msgspec.json.encode(record))
         keeper.keep(m.Keep(saved=(signer.sign(saved),)))
-        eventually(lambda: keeper.begin(m.Begin()).ready)
+        assert eventually(lambda: keeper.begin(m.Begin()).ready)
     finally:
         keeper.close()
 
@@ -692,10 +718,12 @@ def test_a_place_that_is_worked_at_stays_its_owner_s(tmp_path: Path, monkeypatch
     try:
         place.start_at(0)
         before = (tmp_path / "owner.json").read_bytes()
-        for _ in range(10):  # work comes more often than the owner has to say that it lives
-            place.abandon(1)
-            time.sleep(0.05)
-        assert (tmp_path / "owner.json").read_bytes() != before
+
+        def is_renewed() -> bool:
+            place.abandon(1)  # work comes more often than the owner has to say that it lives
+            return (tmp_path / "owner.json").read_bytes() != before
+
+        assert eventually(is_renewed)
     finally:
         place.close()
 
