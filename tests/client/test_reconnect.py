@@ -411,7 +411,7 @@ def test_connection_that_swallows_everything_is_replaced_however_soon_an_answer_
     """There is no time for a look before the deadline."""
     monkeypatch.setattr("psstore.protocol.keepalive.MIN_LOOK_S", 0.1)
     monkeypatch.setattr("psstore.protocol.keepalive.LOOKS_PER_TIMEOUT", 0.01)
-    with half_open("tcp", timeout_s=0.5, behind_proxy=behind_proxy) as (store, proxy):
+    with half_open("tcp", timeout_s=2.0, behind_proxy=behind_proxy) as (store, proxy):
         with pytest.raises(DeadlineExceeded, match="last heard"):
             CALLS[call](store)
         CALLS[call](store)
@@ -421,8 +421,8 @@ def test_connection_that_swallows_everything_is_replaced_however_soon_an_answer_
 def test_link_that_takes_long_for_a_push_keeps_its_connection(
     behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psstore.protocol.keepalive.MIN_LOOK_S", 0.1)
-    monkeypatch.setattr("psstore.protocol.keepalive.LOOKS_PER_TIMEOUT", 600)
+    monkeypatch.setattr("psstore.protocol.keepalive.MIN_LOOK_S", 0.3)
+    monkeypatch.setattr("psstore.protocol.keepalive.LOOKS_PER_TIMEOUT", 200)
     with clusters("tcp") as start:
         cluster = start()
         address = parse_address(cluster.url)
@@ -457,7 +457,7 @@ def test_store_that_answers_keeps_its_connections_however_long_others_are_waited
     with clusters("tcp") as start:
         cluster = start(workers=2)
         behind_proxy.append(proxied(cluster.url, iter(())))
-        with psstore.connect(cluster.url, rank=0, transport="tcp", timeout_s=0.5, wait_s=4.0) as store:
+        with psstore.connect(cluster.url, rank=0, transport="tcp", timeout_s=2.0, wait_s=4.0) as store:
             connected = behind_proxy[0].num_accepted
             with pytest.raises(DeadlineExceeded, match="rank 1"):
                 store.barrier()
@@ -471,7 +471,7 @@ def test_store_that_stands_still_ends_the_wait_for_others(wait: str) -> None:
         cluster = start(workers=2)
         assert cluster.process is not None
         other = cluster.connect(rank=1)
-        store = psstore.connect(cluster.url, rank=0, transport="tcp", timeout_s=1.0, connect_timeout_s=1.0)
+        store = psstore.connect(cluster.url, rank=0, transport="tcp", timeout_s=3.0, connect_timeout_s=3.0)
         for worker in (store, other):
             worker.create("w", np.zeros(8, F32), rule="sgd")
         waits: dict[str, Callable[[], object]] = {
@@ -492,7 +492,7 @@ def test_store_that_stays_away_is_reported_with_its_address(behind_proxy: list[P
         cluster = start()
         proxy = proxied(cluster.url, iter(()))
         behind_proxy.append(proxy)
-        store = psstore.connect(cluster.url, role="client", timeout_s=0.5, connect_timeout_s=0.5)
+        store = psstore.connect(cluster.url, role="client", timeout_s=2.0, connect_timeout_s=2.0)
         store.create("a", [1.0])
         proxy.refusing = True
         proxy.cut()
@@ -525,12 +525,12 @@ def test_shard_that_is_refused_for_a_while_comes_back(long: bool, behind_proxy: 
 
 
 def test_shard_that_stood_still_for_too_long_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psstore.net.client.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("psstore.net.client.HANDSHAKE_S", 1.0)
     with clusters("tcp") as start:
         cluster = start()
         assert cluster.process is not None
         with psstore.connect(
-            cluster.url, role="client", transport="tcp", timeout_s=1.0, connect_timeout_s=1.0
+            cluster.url, role="client", transport="tcp", timeout_s=3.0, connect_timeout_s=3.0
         ) as store:
             store.create("sum", shape=(8,), rule="add")
             with cluster.process.stopped(), pytest.raises(StoreUnreachable, match="answers nothing"):
@@ -560,7 +560,7 @@ def test_workers_hear_at_once_of_a_store_that_was_killed(killed: str, transport:
             for waiting in (committing, adding):
                 with pytest.raises(StoreUnreachable, match=r"shard [01] at"):
                     waiting.result(PATIENCE_S)
-            assert time.monotonic() - began < 10.0  # 2 s on a machine that does nothing else
+            assert time.monotonic() - began < 20.0  # 2 s on a machine that does nothing else
         for store in stores:
             store.close()
 
