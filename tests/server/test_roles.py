@@ -296,7 +296,7 @@ def test_who_is_refused_and_does_not_go_keeps_nobody_out(tokens: Trusted) -> Non
             refused.append(connect_socket(server.url))
             refused[-1].sendall(b"no frame begins like this, and it is longer than a header is" * 2)
         assert eventually(lambda: bool(select.select(refused[:1], [], [], 0)[0]))
-        with psstore.connect(server.url, role="client", token=NEW, connect_timeout_s=2) as store:
+        with psstore.connect(server.url, role="client", token=NEW, connect_timeout_s=4) as store:
             store.stats()
         for sock in refused:
             sock.close()
@@ -317,7 +317,7 @@ def test_address_of_wrong_proofs_is_told_for_how_long_and_who_is_known_comes_bac
         began = time.monotonic()
         with psstore.connect(server.url, role="client", token=NEW) as store:
             store.stats()
-        assert time.monotonic() - began < 2 * LOCK_S
+        assert time.monotonic() - began < 4 * LOCK_S
 
 
 def test_roles_need_an_owner() -> None:
