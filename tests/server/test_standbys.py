@@ -95,6 +95,7 @@ def test_who_trains_notices_nothing_but_the_delay(
             assert_array_equal(store.pull("count"), np.full(8, rounds, F32))
             assert_array_equal(reader.pull("w"), np.full(ELEMS, expected(rounds), F32))
         assert [one["led_before"] for one in store.stats()] == [2, 2]
+    assert eventually(lambda: served.log().count("serves again, from version") == 4)
     log = served.log()
     assert log.count("was killed by signal 9 (SIGKILL); its standby leads") == 4
     since = [int(version) for version in re.findall(r"serves again, from version (\d+) on, \d+\.\d\d s after", log)]
