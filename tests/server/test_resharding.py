@@ -293,7 +293,7 @@ def test_the_store_goes_on_as_it_was_if_a_standby_takes_over_meanwhile() -> None
 
 @pytest.mark.one_loop
 def test_a_store_that_ends_with_its_workers_may_stand_still_for_longer_than_they_may_be_away(tmp_path: Path) -> None:
-    patience_s, go_on = 1.0, tmp_path / "writer"
+    patience_s, go_on = 3.0, tmp_path / "writer"
     flags = ("--workers", "1", "--until-done", "--patience-s", str(patience_s))
     environ = {"PYTHONPATH": str(HELD_WRITER), "HELD_WRITER": str(go_on)}
     with (
@@ -304,7 +304,7 @@ def test_a_store_that_ends_with_its_workers_may_stand_still_for_longer_than_they
         training.step()
         with resharded(process, 2) as done:
             assert eventually(go_on.with_suffix(".frozen").exists)
-            time.sleep(3 * patience_s)
+            time.sleep(1.5 * patience_s)
             go_on.touch()
             training.until(done)
         training.check()
