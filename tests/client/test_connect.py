@@ -125,7 +125,7 @@ def test_peer_that_hangs_up_is_said_to_do_so() -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(StoreUnreachable, match="takes connections and ends them at once"):
-            psstore.connect(f"ps://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=0.5)
+            psstore.connect(f"ps://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=2)
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
@@ -143,7 +143,7 @@ def test_peer_that_is_no_store_is_told_from_one() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PsstoreError, match="does not speak psstore's protocol"):
-            psstore.connect(f"ps://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=5)
+            psstore.connect(f"ps://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=PATIENCE_S)
         thread.join()
 
 
