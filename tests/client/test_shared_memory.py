@@ -222,7 +222,7 @@ def test_store_that_is_killed_is_reported_as_over_sockets() -> None:
         cluster = start()
         assert cluster.process is not None
         url = cluster.url
-        with psstore.connect(url, role="client", transport="shm", timeout_s=0.5, connect_timeout_s=0.5) as store:
+        with psstore.connect(url, role="client", transport="shm", timeout_s=3.0, connect_timeout_s=3.0) as store:
             store.create("plain", np.zeros(100_000, F32))
             assert store.shares_memory
             for shard in cluster.process.shards():

@@ -437,7 +437,7 @@ def test_store_that_dies_leaves_what_is_borrowed_readable() -> None:
     with clusters("shm") as start:
         cluster = start(shards=2)
         assert cluster.process is not None
-        with psstore.connect(cluster.url, role="client", transport="shm", connect_timeout_s=0.5) as store:
+        with psstore.connect(cluster.url, role="client", transport="shm", connect_timeout_s=3.0) as store:
             values = make(store)
             session = store._operations.client.sessions[0]
             shards = cluster.process.shards()
