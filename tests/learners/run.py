@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
+import psutil
 from bench.processes import OPTIMIZERS
 
 import psstore
@@ -122,9 +123,19 @@ class _Learner:
         self._process = self._start()
 
     def await_commit(self) -> None:
-        """Until it has begun one that is not answered yet. Raises AssertionError."""
+        """Until it stands still in one that is not answered yet. Raises AssertionError."""
         _, rank, _, _, folder = self._arguments
-        assert eventually(lambda: awaits_answer(folder, rank), PATIENCE_S), f"rank {rank}: no commit in {PATIENCE_S} s"
+        process = psutil.Process(self._process.pid)
+
+        def stands_in_it() -> bool:
+            process.suspend()
+            assert eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+            if not awaits_answer(folder, rank):
+                process.resume()
+                return False
+            return True
+
+        assert eventually(stands_in_it, PATIENCE_S), f"rank {rank}: no commit in {PATIENCE_S} s"
 
     def kill(self) -> None:
         """Raises AssertionError if it has ended by itself, for which there is no reason."""
