@@ -121,7 +121,7 @@ def test_whatever_relays_miss_their_readers_have_the_same_bits(seed: int) -> Non
 @pytest.mark.one_loop
 def test_a_version_that_its_store_did_not_take_in_time_is_passed_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if no newer one comes."""
-    monkeypatch.setattr(relay_command, "LOOK_S", 0.1)
+    monkeypatch.setattr(relay_command, "LOOK_S", 1.0)
     monkeypatch.setattr(relay_command, "AGAIN_S", 0.0)
     server = mock.Mock()
     type(server).has_ended = mock.PropertyMock(side_effect=[False, False, True, True])
@@ -269,7 +269,7 @@ def test_a_relay_goes_on_with_its_own_store_though_that_is_out_of_reach_at_first
 def test_what_its_own_store_has_gone_back_behind_is_there_again_also_if_no_newer_version_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_command, "LOOK_S", 0.1)
+    monkeypatch.setattr(relay_command, "LOOK_S", 1.0)
     flags = ("--checkpoint", str(tmp_path), "--checkpoint-every", "1000000", "--restarts", "1")
     with clusters("tcp") as start, StoreProcess(*flags) as own, psstore.connect(own.url, rank=0) as there:
         followed = start()
