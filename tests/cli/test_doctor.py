@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import psstore
 from psstore.cli.main import app
 from psstore.config import Credentials
-from psstore.launch import examining, packet_sizes
+from psstore.launch import diagnosis, examining, packet_sizes
 from psstore.launch.diagnosis import Finding, Here, ShardAnswers, diagnose
 from psstore.launch.examining import examine
 from psstore.net import client
@@ -43,8 +43,9 @@ def doctor(url: str) -> tuple[int, str]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examining, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(client, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(examining, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(client, "HANDSHAKE_S", 2.0)
+    monkeypatch.setattr(diagnosis, "SLOW_S", diagnosis.LONE_SLOW_S)  # tests beside make one shard or the other slow
     monkeypatch.delenv("PSSTORE_TOKEN_FILE", raising=False)
 
 
