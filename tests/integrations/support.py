@@ -135,7 +135,7 @@ class Witness:
         return [version for version in place.folders() if place.has(version)]
 
 
-LOOK_S = 0.3
+LOOK_S = 1.0
 
 
 def killed_and_whole(train: Callable[[Store, int | None, Witness | None], Life], folder: Path) -> tuple[Life, Life]:
