@@ -224,6 +224,8 @@ class DdpWorkers:
             ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_settle)
             for _ in EVERYBODY
         ]
+        for settled in [process.submit(_is_there) for process in self._processes]:
+            settled.result()  # to import torch takes a busy machine longer than one waits for the other
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -247,6 +249,10 @@ def _settle() -> None:
     """Of a worker process: gloo on loopback, and one thread, as the scripts have it elsewhere."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+
+
+def _is_there() -> bool:
+    return True
 
 
 def _train(script: Script, options: Options, rank: int) -> Weights:
