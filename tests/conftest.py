@@ -23,7 +23,7 @@ BOTH = "both"
 SESSION_VARIABLE = "PSSTORE_TEST_SESSION"
 """Inherited by every process that a test starts, so that orphans are recognised too."""
 
-EXIT_GRACE_S = 5.0
+EXIT_GRACE_S = 30.0
 """How long a process that was told to end may take, once its test is over."""
 
 
