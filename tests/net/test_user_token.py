@@ -19,9 +19,10 @@ from psstore.config import token_directories
 from psstore.net import user_token
 from psstore.net.address import TcpAddress, UnixAddress, parse_address
 from psstore.net.user_token import UserToken, find, name_of
+from psstore.server.other_member import refuses
 from tests.support.free_ports import free_ports
 from tests.support.raw_client import RawClient
-from tests.support.server_process import StoreProcess
+from tests.support.server_process import StoreProcess, eventually
 from tests.support.server_thread import make_service, serving
 
 pytestmark = pytest.mark.sockets
@@ -105,6 +106,7 @@ def test_next_store_on_the_same_port_has_another_token(end: signal.Signals) -> N
             pass
         first.signal(end)
         first.wait()
+    assert eventually(lambda: refuses(url)), "its shard has seen that it is gone"
     assert find(url) is None
     with StoreProcess(port=port) as second:
         assert second.url == url
