@@ -172,8 +172,10 @@ def test_a_killed_coordinator_ends_the_other_ps_tasks(under_way: dict[str, Task]
 def test_a_ps_task_that_comes_back_empty_is_refused(
     under_way: dict[str, Task], cluster: Cluster, tmp_path: Path
 ) -> None:
+    shards = psutil.Process(under_way["ps 1"].process.pid).children()
     under_way["ps 1"].signal(signal.SIGKILL)
     under_way["ps 1"].wait()
+    psutil.wait_procs(shards, timeout=END_S)  # whose port it is
     again = cluster.script("ps", 1, tmp_path / "train.py")
     assert again.wait() == NOT_STARTED
     assert "is in use already: what this shard held of it is gone" in again.output()
