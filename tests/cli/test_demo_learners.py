@@ -78,7 +78,7 @@ def test_one_is_killed_where_another_one_goes_on(monkeypatch: pytest.MonkeyPatch
     async def join(rank: int) -> None:
         display.deliver(told(WorkerBegan(rank=rank, process=victims[rank].pid, store=None)))
         with suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(display.kill_now_and_then(), 0.1)
+            await asyncio.wait_for(display.kill_now_and_then(), 0.5)
 
     try:
         asyncio.run(join(0))
