@@ -9,6 +9,7 @@ import pytest
 
 from psstore.errors import Overloaded
 from psstore.protocol import connections
+from psstore.protocol.connection import HANDSHAKE_S
 from tests.support.raw_client import RawClient, failure_of
 from tests.support.server_thread import make_service, serving
 
@@ -61,7 +62,10 @@ def test_the_oldest_stranger_makes_room(address: str, monkeypatch: pytest.Monkey
         ask(strangers[1:2])
 
 
-def test_strangers_that_have_just_come_are_left_time_for_their_handshake(address: str) -> None:
+def test_strangers_that_have_just_come_are_left_time_for_their_handshake(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "STRANGER_S", HANDSHAKE_S)
     with connected(address, LIMIT) as strangers, RawClient(address) as late:
         with pytest.raises(Overloaded, match="all the 16 connections"):
             late.hello()
