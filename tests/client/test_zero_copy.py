@@ -365,7 +365,7 @@ def test_what_is_borrowed_for_too_long_is_taken_back_and_its_borrower_told(
 ) -> None:
     lender = MemoryServer(_core.ValueArena(), push_bytes=16 << 20)
     shard = make_service(arena=lender.values, lender=lender)
-    with serving(shard, lender=lender, unread_s=0.4, lease_s=0.3) as url:
+    with serving(shard, lender=lender, unread_s=1.0, lease_s=1.0) as url:
         shard.welcoming.identity = replace(shard.identity, addresses=((url,),))
         with psstore.connect(url, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
             values = make(store)
@@ -396,7 +396,7 @@ def test_values_that_were_taken_back_are_told_of_before_their_borrower_has_heard
             assert eventually(lambda: num_lent(shard) == 0)
             threading.Timer(0.2, goes_on.set).start()
 
-    with serving(shard, lender=lender, unread_s=0.4, lease_s=0.3) as url:
+    with serving(shard, lender=lender, unread_s=1.0, lease_s=1.0) as url:
         shard.welcoming.identity = replace(shard.identity, addresses=((url,),))
         with psstore.connect(url, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
             make(store)
