@@ -23,7 +23,7 @@ import pytest
 import psstore
 from psstore import _core
 from psstore.client.operations import Operations
-from psstore.client.store import Backend
+from psstore.client.store import Backend, Store
 from psstore.client.store_status import look_at
 from psstore.errors import (
     AuthFailed,
@@ -533,18 +533,24 @@ def test_interrupt_while_connecting_leaves_nothing_behind() -> None:
     with pytest.raises(KeyboardInterrupt):
         psstore.connect(f"ps://127.0.0.1:{free_ports(1)[0]}", connect_timeout_s=PATIENCE_S)
     timer.join()
-    assert threading.active_count() == threads
+    assert eventually(lambda: threading.active_count() <= threads), "those of former tests may have ended since"
+
+
+def interrupt_once_waited_for(other: Store) -> None:
+    """Once a commit is there that waits."""
+    assert eventually(lambda: bool(other.stats()[0]["waited_for"]))
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_interrupted_commit_may_be_made_again(cluster: Cluster) -> None:
     with cluster.connect(rank=0) as store, cluster.connect(rank=1) as other:
         store.create("w", [1.0], rule="sgd", exist="overwrite")
         store.push("w", [1.0])
-        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
+        interrupting = threading.Thread(target=interrupt_once_waited_for, args=(other,))
+        interrupting.start()
         with pytest.raises(KeyboardInterrupt):
             store.commit({"lr": 1.0}, average=False)
-        timer.join()
+        interrupting.join()
         other.commit({"lr": 1.0}, average=False)
         store.commit({"lr": 1.0}, average=False)
         assert store.pull("w") == 0.0
