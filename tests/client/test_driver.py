@@ -195,6 +195,26 @@ def test_interrupt_ends_the_wait_and_leaves_its_handler_in_place(driver: LoopThr
     assert driver.run(thread_here()) == threading.get_ident()
 
 
+def test_interrupt_that_comes_just_before_the_sleep_ends_the_wait(
+    driver: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python has looked for signals by then, and the system does not know of the sleep yet."""
+    poll = driver._loop.poll
+
+    def struck(timeout_s: float | None) -> Sequence[tuple[int, int]]:
+        monkeypatch.undo()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            return poll(timeout_s)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    monkeypatch.setattr(driver._loop, "poll", struck)
+    with pytest.raises(KeyboardInterrupt):
+        driver.run(thread_after(driver.loop.create_future()))
+
+
 def test_interrupt_ends_the_wait_of_a_follower_alone(driver: LoopThread) -> None:
     gate = driver.loop.create_future()
     with ThreadPoolExecutor(1) as pool:

@@ -37,6 +37,10 @@ T = TypeVar("T")
 LONGEST_POLL_S = 86_400.0
 """No system takes any number of seconds: a poll with 25 days is refused."""
 
+LONGEST_DEAF_S = 1.0
+"""How long the main thread sleeps at most. A signal that comes between its last look for one and its sleep does not end
+that, and it stands just there until another thread has taken the GIL."""
+
 _log = logging.getLogger("psstore.client")
 
 _CLOSED = "this store is closed; connect again"
@@ -351,6 +355,8 @@ class LoopThread:
         self._polls_until, timeout_s = self._until_next()
         if timeout_s == 0.0:
             return self._loop.poll(0)
+        if self._leader == self._main:
+            timeout_s = LONGEST_DEAF_S if timeout_s is None else min(timeout_s, LONGEST_DEAF_S)
         self._give()
         try:
             return self._loop.poll(self._ask(timeout_s) if self._busy_s else timeout_s)
@@ -378,7 +384,7 @@ class LoopThread:
             self._loop.wake()
 
     def _follow(self, future: asyncio.Future[Any], interrupts: Interrupts) -> None:
-        """Sleeps until the future is done, the lead is free, or a signal came."""
+        """Sleeps until the future is done, the lead is free, or a signal came; or for a while."""
         sleep = threading.Lock()
         sleep.acquire()
 
@@ -394,7 +400,7 @@ class LoopThread:
             if not interrupts.pending:
                 self._give()
                 try:
-                    sleep.acquire()  # a handler that is not put off may raise here
+                    sleep.acquire(timeout=LONGEST_DEAF_S)  # a handler that is not put off may raise here
                 finally:
                     self._take()
         finally:
