@@ -146,9 +146,11 @@ class StoreProcess:
 
 
 def _listens_at(shard: psutil.Process) -> list[int | str]:
-    """TCP ports and paths."""
-    tcp = [one.laddr.port for one in shard.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-    return [*tcp, *(str(one.laddr) for one in shard.net_connections("unix") if one.laddr and not one.raddr)]
+    """TCP ports and paths; none of one that has ended since, as what writes checkpoints may in between."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tcp = [one.laddr.port for one in shard.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        return [*tcp, *(str(one.laddr) for one in shard.net_connections("unix") if one.laddr and not one.raddr)]
+    return []
 
 
 def failed_start(*flags: str, port: int | None = 0, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
