@@ -39,8 +39,8 @@ from tests.support.server_process import eventually
 FIRST_STEP = CHECKPOINT_EVERY + 2
 """With which the checkpoint that faults wait for has been begun, and the training is far from its end."""
 
-BURY_S = 5.0
-"""How long the kernel may take to bury the killed."""
+BURY_S = 30.0
+"""How long the kernel may take to bury the killed, and other tests' stores to go on with other shards."""
 
 
 @dataclass
