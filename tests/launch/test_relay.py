@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from psstore.errors import (
 from psstore.launch.relay import Relay
 from tests.support.between_frames import between_frames
 from tests.support.cluster import PATIENCE_S, SHM, clusters
-from tests.support.free_ports import consecutive_ports, free_ports
+from tests.support.free_ports import consecutive_ports
 from tests.support.server_process import END_S, StoreProcess, reshard
 
 F32 = np.float32
@@ -331,15 +333,25 @@ def test_what_is_borrowed_of_a_relay_is_of_one_version_while_it_passes_on_the_ne
 
 @contextmanager
 def running_relay(url: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL of its store, and the command, which is one of a job's many processes."""
-    (port,) = free_ports(1)
-    command = [sys.executable, "-m", "psstore.cli.main", "relay", url, "--port", str(port), *flags]
+    """The URL of its store, as its ready line has it, and the command, which is one of a job's many processes."""
+    read_fd, write_fd = os.pipe()
+    command = [sys.executable, "-m", "psstore.cli.main", "relay", url, "--port", "0", "--ready-fd", str(write_fd)]
     environ = {**os.environ, "WORLD_SIZE": "8"}
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ
-    ) as process:
+    with (
+        os.fdopen(read_fd) as said,
+        subprocess.Popen(
+            [*command, *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+            pass_fds=[write_fd],
+        ) as process,
+    ):
+        os.close(write_fd)
         try:
-            yield f"ps://127.0.0.1:{port}", process
+            assert select.select([said], [], [], PATIENCE_S)[0], "no ready line"
+            yield json.loads(said.readline())["url"], process
         finally:
             process.terminate()
 

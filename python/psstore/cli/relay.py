@@ -67,6 +67,10 @@ def relay(
             callback=_checked_dtype,
         ),
     ] = None,
+    ready_fd: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Write psstore-server's ready line as JSON to this descriptor."),
+    ] = None,
 ) -> None:
     """Follow a store, and serve what it has: `psstore relay ps://h1:5700 --port 5800`.
 
@@ -85,7 +89,7 @@ def relay(
     os.environ.pop("PSSTORE_TRACE", None)  # its file there would be that of the training's rank 0
     server = ServerProcess(_environ(), [*context.args, "--workers", "1"])
     try:
-        own_url = server.await_ready()
+        own_url = server.await_ready(ready_fd=ready_fd)
         if own_url is None:
             code = server.wait()
             fail(

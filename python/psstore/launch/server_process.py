@@ -33,9 +33,13 @@ class ServerProcess:
         finally:
             os.close(write_fd)
 
-    def await_ready(self) -> str | None:
-        """The URL of the store; None: it has ended instead."""
+    def await_ready(self, *, ready_fd: int | None = None) -> str | None:
+        """The URL of the store; None: it has ended instead. `ready_fd`: a descriptor to which its line is written, too,
+        and which is closed then. Raises OSError for one that is not open."""
         line = self._ready.readline()
+        if line and ready_fd is not None:
+            with os.fdopen(ready_fd, "wb") as pipe:
+                pipe.write(line)
         return msgspec.json.decode(line, type=StoreUrl).url if line else None
 
     @property
