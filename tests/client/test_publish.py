@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import LocalStore
-from psstore.errors import NotAWorker, RuleMismatch, ShapeMismatch, UnknownTensor
+from psstore.errors import BadArgument, NonFinite, NotAWorker, PsstoreError, RuleMismatch, ShapeMismatch, UnknownTensor
 from tests.support.cluster import TRANSPORTS, Cluster, at_once, clusters
 
 F32 = np.float32
@@ -74,6 +74,62 @@ def test_what_can_not_be_published_changes_nothing() -> None:
                 store.publish({"b": np.ones(4, F32), name: np.ones(2, F32)})
         assert sorted(store.keys()) == ["a", "trained"]
         assert store.version == 1
+
+
+def numbered(number: float) -> dict[str, np.ndarray]:
+    return {"a": np.full(3, number, F32)}
+
+
+def test_who_comes_too_late_for_a_round_publishes_in_the_next_one() -> None:
+    with (
+        LocalStore(1, workers=2, mode="backup") as local,
+        local.connect(rank=0) as quick,
+        local.connect(rank=1) as slow,
+    ):
+        assert [quick.publish(numbered(number)) for number in (1, 2)] == [1, 2]
+        assert slow.publish(numbered(3)) == 3
+        assert_array_equal(quick.pull("a"), numbered(3)["a"])
+
+
+def test_the_number_is_that_of_the_own_version_though_others_are_there_by_then() -> None:
+    with (
+        LocalStore(1, workers=2, mode="ssp", staleness=1) as local,
+        local.connect(rank=0) as ahead,
+        local.connect(rank=1) as behind,
+    ):
+        published: list[int] = []
+
+        def publish_twice() -> None:  # the second time it waits for the other worker
+            published.extend(ahead.publish(numbered(number)) for number in (1, 2))
+
+        def publish_last() -> None:
+            while behind.stats()[0]["decisions"] != 2:
+                pass
+            published.append(behind.publish(numbered(3)))
+
+        at_once(publish_twice, publish_last)
+        assert sorted(published) == [1, 2, 3]
+
+
+def test_what_the_store_takes_no_values_of_is_no_version() -> None:
+    with (
+        LocalStore(1, workers=2, refuse_norm=3.0) as local,
+        local.connect(rank=0) as one,
+        local.connect(rank=1) as other,
+    ):
+        for number in range(1, 11):
+            at_once(partial(one.publish, numbered(1)), partial(other.publish, {"b": np.full(3, number, F32)}))
+
+        def refused(error: type[PsstoreError], told: str, number: float) -> None:
+            with pytest.raises(error, match=told):
+                one.publish(numbered(number))
+
+        at_once(partial(refused, BadArgument, "rank 0 was refused: its norm is", 100), partial(other.publish, {}))
+        at_once(partial(refused, NonFinite, "another worker's", 2), partial(other.commit, non_finite=True))
+        assert_array_equal(one.pull("a"), numbered(1)["a"])
+        one.stop(everyone=True)
+        assert one.publish(numbered(2)) == one.version
+        assert_array_equal(one.pull("a"), numbered(1)["a"])
 
 
 def test_it_is_awaited_too(cluster: Cluster) -> None:

@@ -361,10 +361,14 @@ class Operations:
         A round of the workers: each of them calls it, with the tensors that it alone has, or none. Tensors that are
         new are created, with these as first values: who names them, or follows all there is, may read those before the
         version is there. The others may be left out, and stay what they are.
+        Who comes too late for a round, where the quorum is below all, publishes in the next one. Once training is
+        `stopped` nothing is published any more, and the last version's number is returned.
         `wait_s`: how long to wait for other workers (default: the store's).
 
         Raises NotAWorker; ShapeMismatch, DTypeMismatch, and RuleMismatch for a tensor that is
-        trained or plainly written: nothing is published then. What `commit` raises; committing again waits on.
+        trained or plainly written; BadArgument for values that the store refuses by their norm; NonFinite if another
+        worker's gradients were not, so that all of the round is skipped: nothing is published then. What `commit`
+        raises; committing again waits on.
         """
         names, values = _columns(items)
         return self._publish(names, seen(values), wait_s)
@@ -374,9 +378,16 @@ class Operations:
         if self.client.worker.is_sealed:
             await self.commit(wait_s=wait_s)
         await self._creating.create_published(names, values)
-        await self.writing.push(Push(tuple(names), values, None, None, None))
-        await self.commit(present=names, average=False, wait_s=wait_s)
-        return self.client.carrier.version
+        is_late = True
+        while is_late:
+            await self.writing.push(Push(tuple(names), values, None, None, None))
+            result = await self.commit(present=names, average=False, wait_s=wait_s)
+            is_late = result.late and not self.client.worker.stopped
+        if result.refused is not None:
+            raise BadArgument(f"nothing is published: {result.refused.describe()}")
+        if result.skipped:
+            raise NonFinite(f"nothing is published: another worker's gradients in round {result.round} are not finite")
+        return result.decision
 
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
