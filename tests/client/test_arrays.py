@@ -344,3 +344,18 @@ def test_what_another_client_overwrote_is_refused_once_and_learned_anew() -> Non
             one.push_many({"a": np.ones(2, F32)})
         one.push_many({"a": np.ones(3, F32)})
         assert_array_equal(other.pull("a"), np.ones(3, F32))
+
+
+def test_what_was_pulled_of_a_tensor_is_no_version_of_the_next_one_by_its_name() -> None:
+    with LocalStore() as local, local.connect(rank=0) as writer, local.connect(role="client") as reader:
+        writer.create("a", np.zeros(2, F32))
+        for number in (1, 2, 3):
+            writer.push("a", np.full(2, number, F32))
+        reader.pull("a")
+        writer.drop("a")
+        writer.create("a", np.zeros(2, F32))
+        writer.push("a", np.full(2, 9, F32))
+        with pytest.raises(UnknownKey):
+            reader.pull("a")
+        assert reader.version_of("a") == 0
+        assert_array_equal(reader.pull("a", if_newer_than=reader.version_of("a")), np.full(2, 9, F32))

@@ -92,5 +92,5 @@ class Context:
         except UnknownKey:
             for tensor in tensors:
                 self.schema.forget(tensor.spec.name)
-            self.coded.forget(tensors)
+            self.forget(tensors)
             raise
