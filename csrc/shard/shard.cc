@@ -131,6 +131,19 @@ void Shard::release_hold(uint64_t id) {
   table_.release_hold(id);
 }
 
+BufferRef Shard::allocate(size_t num_bytes) {
+  for (const auto make_room : {&DenseTable::forget_changes, &DenseTable::give_up_holds}) {
+    try {
+      return backend_->allocate_payload(num_bytes);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::OUT_OF_MEMORY) throw;
+    }
+    const ExclusiveLock lock(table_.decision_mutex);
+    (table_.*make_room)();
+  }
+  return backend_->allocate_payload(num_bytes);
+}
+
 void Shard::forget_changes() {
   const SharedLock lock(table_.decision_mutex);
   table_.forget_changes();

@@ -186,8 +186,8 @@ class Shard {
   // Bytes of slots of the image: (key, part), one after the other, which it says are there. Where rows were chosen, the ids of
   // all rows, and then the records of those; all in the order of their places. Throws Error(VERSION_GONE).
   Gathered read(const TableImage& image, std::span<const std::pair<Key, uint16_t>> wanted);
-  // Memory to load into, of the host.
-  BufferRef allocate(size_t num_bytes) { return backend_->allocate_payload(num_bytes); }
+  // Memory of the host for what is written, or to load into. What is kept for readers alone makes room for it.
+  BufferRef allocate(size_t num_bytes);
   // DenseTable::load().
   void load(const SlotImage& image, std::span<const BufferRef> parts);
 

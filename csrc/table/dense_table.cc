@@ -327,6 +327,11 @@ void DenseTable::release_hold(uint64_t id) {
   if (holds_.release(id)) let_go();
 }
 
+void DenseTable::give_up_holds() {
+  holds_.give_up();
+  let_go();
+}
+
 void DenseTable::let_go() {
   if (kept_bytes_.load(std::memory_order_relaxed) == 0) return;
   const Holds held = holds_;
@@ -388,6 +393,7 @@ bool DenseTable::gives_up_kept(Slot& slot, const Error& error) {
   if (error.code() != ErrorCode::OUT_OF_MEMORY || !slot.keeps_any()) return false;
   holds_.give_up();
   forget_kept(slot);
+  slot.forget_changes();
   return true;
 }
 

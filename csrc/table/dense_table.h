@@ -186,8 +186,10 @@ class DenseTable {
   // not compensated.
   void load_base(const Life& life, Key key, BufferRef base) REQUIRES(decision_mutex);
 
-  // Nobody asks for changes any more.
+  // Nobody asks for changes any more, or they are in the way of who trains.
   void forget_changes() REQUIRES_SHARED(decision_mutex);
+  // Nothing is kept for any hold: it is in the way of who trains.
+  void give_up_holds() REQUIRES(decision_mutex);
 
   TableSize size() REQUIRES_SHARED(decision_mutex);
   // Of each table, by tensor id.

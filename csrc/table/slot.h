@@ -258,7 +258,8 @@ class Slot {
     });
     return num_bytes;
   }
-  bool keeps_any() const { return !kept_.empty(); }
+  // Whether there is anything in it for readers alone.
+  bool keeps_any() const { return !kept_.empty() || !change_logs_.empty(); }
 
   // Has value and rule state on their way from memory, for a step that comes soon. Contributions lie one
   // after the other in their frames: the step of the slot before has begun with them.

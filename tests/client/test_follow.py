@@ -337,3 +337,16 @@ def test_nothing_is_kept_of_tensors_that_others_drop() -> None:
             operations = reading._operations
             kept = {*operations.reading._pulled, *operations.context.schema._tensors}
             assert kept == {"step 5"}, "of which it has not heard yet that it is gone"
+
+
+@pytest.mark.parametrize("max_memory", ["8100K", "9000K", "9500K"])
+def test_who_trains_has_the_memory_that_is_kept_for_readers(max_memory: str) -> None:
+    """Value, two states and a push take 8 MB, and what has changed in float16 up to 2 MB more."""
+    num_elems = 500_000
+    with LocalStore(max_memory=max_memory) as local, local.connect(rank=0) as trainer:
+        trainer.create("a", np.zeros(num_elems, F32), rule="adam")
+        with FollowingReader(local.connect(role="client"), ["a"], "float16") as reader:
+            for step in range(8):
+                trainer.push("a", np.full(num_elems, step, F32))
+                trainer.commit({"lr": 0.1})
+                assert_array_equal(reader.next().values["a"], trainer.pull("a").astype(np.float16))
