@@ -201,6 +201,7 @@ def _steps(work: Callable[[], Any]) -> int:
         count += event == "opcode"
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 asks at the next `settrace` whether any frame wants them
     before = sys.gettrace()
     sys.settrace(trace)
     try:
