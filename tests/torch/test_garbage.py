@@ -57,8 +57,9 @@ def test_steps_leave_no_cyclic_garbage(way: str) -> None:
         assert 0 in (garbage() for _ in range(TRIES))
 
 
-def test_steps_of_many_parameters_do_not_call_the_collector() -> None:
-    """Containers that live until the next step, one for each parameter, would."""
+def test_steps_of_many_parameters_leave_few_containers() -> None:
+    """Those that live until the next step, one for each parameter, would call the collector. Python 3.13 also counts
+    what lives as long as a call, and collects right after it, when there is nothing to go through."""
     parameters = [nn.Parameter(torch.zeros(4)) for _ in range(NUM_PARAMETERS * 10)]
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
     for parameter in parameters:
@@ -68,8 +69,10 @@ def test_steps_of_many_parameters_do_not_call_the_collector() -> None:
         for _ in range(CHECKED_ROUNDS + 1):
             optimizer.step()
         gc.collect()
-        before = [generation["collections"] for generation in gc.get_stats()]
-        for _ in range(STEPS):
+        gc.disable()
+        try:
             optimizer.step()
-        after = [generation["collections"] for generation in gc.get_stats()]
-    assert after[1:] == before[1:]
+            num_new = len(gc.get_objects(generation=0))
+        finally:
+            gc.enable()
+    assert num_new < NUM_PARAMETERS
