@@ -104,7 +104,8 @@ class SchemaRegistry:
             if not tensor.spec.zeros:
                 self._initialisers[tensor.id] = None
         self._next_id += len(new)
-        mine = tuple(number for number in created.initialise if self._claim(number, client, is_gone))
+        # Of a list: before Python 3.11 what a generator leaves empty is not the `()` that messages leave out.
+        mine = tuple([number for number in created.initialise if self._claim(number, client, is_gone)])
         created = replace(created, initialise=mine)
         if self._created is None or self._created != created:
             self._created = created
