@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -522,6 +523,30 @@ def test_shard_that_is_refused_for_a_while_comes_back(long: bool, behind_proxy: 
                 threading.Timer(REFUSED_S / 8, proxy.begin_again).start()
             store.push("sum", np.ones(8, F32))
             assert_array_equal(store.pull("sum"), np.ones(8, F32))
+
+
+@pytest.mark.one_loop
+def test_a_host_that_refuses_is_told_from_an_address_of_it_that_nobody_here_reaches(
+    behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a name has an IPv6 address, too, and the worker's host has none."""
+    look_up = socket.getaddrinfo
+
+    def both(host: str, *port: Any, **options: Any) -> list[Any]:
+        return [*look_up(host, *port, **options), *look_up("224.0.0.1", *port, **options)]
+
+    with clusters("tcp") as start:
+        cluster = start()
+        proxy = proxied(cluster.url, iter(()))
+        behind_proxy.append(proxy)
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        with psstore.connect(cluster.url, role="client", transport="tcp") as store:
+            store.create("sum", shape=(8,), rule="add")
+            proxy.end()
+            began = time.monotonic()
+            with pytest.raises(StoreUnreachable, match="Connection refused"):
+                store.push("sum", np.ones(8, F32))
+            assert time.monotonic() - began < 10.0  # after REFUSED_S, and not timeout_s
 
 
 def test_shard_that_stood_still_for_too_long_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import selectors
@@ -19,7 +20,7 @@ from psstore.errors import StoreUnreachable
 from psstore.protocol.election import Succession
 from psstore.server import apart_group
 from psstore.server.apart_group import ApartGroup
-from psstore.server.other_member import look_at
+from psstore.server.other_member import look_at, refuses
 from psstore.server.pipe_words import CUT, IN_SYNC, LOST, RETIRED, WITHOUT
 from psstore.server.voting import vote
 from tests.support.server_process import eventually
@@ -122,6 +123,37 @@ def test_nobody_waits_longer_than_said_for_a_name_that_no_server_answers_for(mon
         assert time.monotonic() - begin < 10.0
     finally:
         over.set()
+
+
+def test_nobody_listens_at_a_host_if_none_of_its_addresses_that_can_be_reached_has_who_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def place(host: str, port: int) -> tuple[Any, ...]:
+        return (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+
+    with (
+        socket.socket() as refusing,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        contextlib.ExitStack() as full,
+    ):
+        refusing.bind(("127.0.0.1", 0))
+        silent = full.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):  # the system drops what comes behind them
+            behind = full.enter_context(socket.socket())
+            behind.setblocking(False)
+            behind.connect_ex(silent.getsockname())
+        refused, taken, dropped = (place(*one.getsockname()) for one in (refusing, listening, silent))
+        no_way = place("224.0.0.1", 5700)
+        for found, nobody in [
+            ([refused], True),
+            ([refused, no_way], True),
+            ([no_way, refused], True),
+            ([refused, taken], False),
+            ([dropped, refused], False),
+            ([no_way], False),
+        ]:
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+            assert refuses("ps://store-1.store:5700", timeout_s=0.3) is nobody, found
 
 
 class Other:

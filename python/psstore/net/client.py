@@ -19,7 +19,7 @@ from psstore.net.address import Address, TcpAddress
 from psstore.net.certificates import Certificates
 from psstore.net.client_connection import ClientConnection
 from psstore.net.deadline_timer import DeadlineTimer
-from psstore.net.names import current_host
+from psstore.net.names import current_host, telling
 from psstore.net.sockets import choose_congestion_control, connect_on
 from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.requests import Future
@@ -288,15 +288,19 @@ class Reconnector:
         patience_s = ONE_OF_MANY_S if self._has_two_hosts else DIAL_S
         for address in sorted(self._addresses, key=lambda one: str(one) == self._avoided):
             self.session.address = str(address)
+            troubles: list[OSError] = []
             for family, where in await self._endpoints(address):
                 try:
                     return await asyncio.wait_for(self._open(address, family, where), patience_s)
                 except asyncio.TimeoutError:
-                    self.trouble = TimeoutError(f"no answer within {patience_s:g} s")
+                    troubles.append(TimeoutError(f"no answer within {patience_s:g} s"))
                 except OSError as error:
-                    self.trouble = error
-                answers.append(isinstance(self.trouble, (ConnectionRefusedError, FileNotFoundError)))
-        self._refused = bool(answers) and all(answers)
+                    troubles.append(error)
+            if troubles:
+                troubles = telling(troubles)
+                self.trouble = troubles[-1]
+            answers += [isinstance(one, (ConnectionRefusedError, FileNotFoundError)) for one in troubles] or [False]
+        self._refused = all(answers)
         return None
 
     async def _endpoints(self, address: Address) -> list[tuple[int, Any]]:

@@ -6,10 +6,20 @@ each connection, as a DNS would be asked.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from psstore.config import hosts_file
+
+NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""What this machine says of an address to which it has no way itself."""
+
+
+def telling(troubles: list[OSError]) -> list[OSError]:
+    """What tells of the host, of why each of its addresses could not be connected to: where a name has an IPv6 address,
+    too, and this machine none, only the other one does."""
+    return [one for one in troubles if one.errno not in NO_WAY] or troubles
 
 
 def current_host(host: str) -> str:

@@ -15,7 +15,7 @@ from psstore.net import loops
 from psstore.net.address import TcpAddress, parse_address
 from psstore.net.asking import ask, counters, greeted, tie
 from psstore.net.client import Reconnector
-from psstore.net.names import current_host
+from psstore.net.names import current_host, telling
 from psstore.net.user_token import find
 from psstore.protocol.handshake import ClientIdentity
 from psstore.wire import messages as m
@@ -58,13 +58,21 @@ def refuses(address: str, *, timeout_s: float = LOOK_S) -> bool:
     """Whether its host is there, and says that nobody listens: else nobody can know from here what there is."""
     place = parse_address(address)
     assert isinstance(place, TcpAddress), "it is on another host"
+    troubles: list[OSError] = []
     try:
-        socket.create_connection((current_host(place.host), place.port), timeout_s).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        pass
-    return False
+        for family, kind, _, _, where in socket.getaddrinfo(
+            current_host(place.host), place.port, type=socket.SOCK_STREAM
+        ):
+            try:
+                with socket.socket(family, kind) as sock:
+                    sock.settimeout(timeout_s)
+                    sock.connect(where)
+                return False
+            except OSError as error:
+                troubles.append(error)
+    except OSError:  # nobody knows the name
+        return False
+    return all(isinstance(one, ConnectionRefusedError) for one in telling(troubles))
 
 
 def has_begun(others: Sequence[Sequence[str]], credentials: Credentials) -> bool | None:
