@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
@@ -11,11 +13,14 @@ import pytest
 
 from psstore.config import Credentials
 from psstore.errors import StoreUnreachable
+from psstore.net.address import TcpAddress, parse_address
 from psstore.server import peer_monitor
 from psstore.server.job_state import JobState, Verdict
 from psstore.server.peer_monitor import Duty
 from psstore.types import Consistency
+from tests.client.proxy import Proxy
 from tests.support.cluster import PATIENCE_S
+from tests.support.server_process import StoreProcess
 
 AT_WORK = {"has_ended": "", "ranks_live": "0,1", "ranks_lost": "", "ranks_left": ""}
 LOST = {"has_ended": "", "ranks_live": "", "ranks_lost": "0,1", "ranks_left": ""}
@@ -52,23 +57,26 @@ class LostShard:
         raise StoreUnreachable("its host refuses connections")
 
 
+DUTY = Duty(
+    index=0,
+    addresses=("ps://h0:1", "ps://h1:1"),
+    asked_at={},
+    consistency=Consistency(num_workers=2),
+    credentials=Credentials(),
+    restored=-1,
+    goes_back=True,
+    store="",
+    former="",
+    joined="",
+    is_whole=False,
+    has_last_word=lambda: True,
+    until_done=True,
+    patience_s=60.0,
+)
+
+
 async def verdict_on_a_loss(*answers: Mapping[str, str], until_done: bool = True) -> Verdict:
-    duty = Duty(
-        index=0,
-        addresses=("ps://h0:1", "ps://h1:1"),
-        asked_at={},
-        consistency=Consistency(num_workers=2),
-        credentials=Credentials(),
-        restored=-1,
-        goes_back=True,
-        store="",
-        former="",
-        joined="",
-        is_whole=False,
-        has_last_word=lambda: True,
-        until_done=until_done,
-        patience_s=60.0,
-    )
+    duty = replace(DUTY, until_done=until_done)
     coordinator = Shard0(*answers)
     peers: list[Any] = [coordinator, LostShard(coordinator)]
     return await peer_monitor._follow(duty, peers)
@@ -124,3 +132,44 @@ def test_workers_are_waited_for_until_all_shards_were_there_be_it_seen_or_not() 
         assert found.reason.startswith("ranks 0, 1 went without leaving")
         with pytest.raises(asyncio.TimeoutError):
             asyncio.run(verdict(0.2, decisions=0, tensors=0, worker_changes=0))
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_host_without_a_word_is_looked_for_anew_and_lost_in_the_end(places: int, tmp_path: Path) -> None:
+    """No connection is closed, as where a cable is pulled, or a firewall forgets what it has let through. What is to be
+    waited for without an end, as it may be led elsewhere, is found there all the same."""
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef" * 4)
+    token.chmod(0o600)
+    with StoreProcess("--workers", "2", "--token-file", str(token)) as store:
+        address = parse_address(store.url)
+        assert isinstance(address, TcpAddress)
+        proxy = Proxy((address.host, address.port), iter(()))
+        duty = replace(
+            DUTY,
+            addresses=(store.url,),
+            consistency=Consistency(num_workers=2, quorum=2),
+            credentials=Credentials(token_file=str(token)),
+            goes_back=False,
+            patience_s=8.0,
+        )
+
+        async def main() -> None:
+            peer = peer_monitor._Peer(0, [str(TcpAddress(*proxy.address))] * places, duty)
+            await peer.reach()
+            await peer.counters()
+            proxy.swallow()
+            await asyncio.wait_for(peer.counters(), 7.9)
+            if places == 1:
+                proxy.refusing = True
+                proxy.swallow()
+                with pytest.raises(StoreUnreachable, match=r"shard 0 at .* is lost, and the store with it"):
+                    await asyncio.wait_for(peer.counters(), 20.0)
+            await peer.close()
+
+        try:
+            asyncio.run(main())
+        finally:
+            proxy.close()

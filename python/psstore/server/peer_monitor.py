@@ -20,13 +20,22 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from psstore.config import Credentials
-from psstore.errors import AuthFailed, BadArgument, PsstoreError, RolledBack, ShuttingDown, StoreUnreachable
+from psstore.errors import (
+    AuthFailed,
+    BadArgument,
+    DeadlineExceeded,
+    PsstoreError,
+    RolledBack,
+    ShuttingDown,
+    StoreUnreachable,
+)
 from psstore.net import asking
 from psstore.net.address import parse_address
 from psstore.net.client import Reconnector
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
+from psstore.protocol.keepalive import MIN_LOOK_S, Keepalive, look_interval_s
 from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
@@ -351,7 +360,7 @@ class _Peer:
                 return await asking.counters(self._reconnector, timeout_s=self._patience_s)
             except ShuttingDown:  # whether it may is shard 0's to say; else it will soon be gone
                 await asyncio.sleep(POLL_S)
-            except StoreUnreachable as error:
+            except (StoreUnreachable, DeadlineExceeded) as error:
                 tried_s = error.details.get("tried_s")
                 why = error.message if tried_s is None else f"no connection for {tried_s:.1f} s"
                 raise StoreUnreachable(f"{self.name} is lost, and the store with it: {why}") from None
@@ -368,6 +377,10 @@ class _Peer:
             address=self._addresses[0],
             shard=self.shard,
             welcome=welcome,
+            # A host that is gone without a word, or a firewall between, closes no connection: the next one tells.
+            keepalive=Keepalive(
+                interval_s=MIN_LOOK_S if len(self._addresses) > 1 else look_interval_s(self._patience_s)
+            ),
         )
         loop = asyncio.get_running_loop()
         self._reconnector = Reconnector(
