@@ -332,6 +332,19 @@ def test_a_place_is_taken_over_at_once_if_an_operator_says_so(storage: Storage) 
     second.check()
 
 
+def test_who_leads_a_store_takes_its_place_at_once_from_who_led_it_before(storage: Storage) -> None:
+    """That one may live on a host that nobody hears, and reach storage."""
+    first = take(storage, store="life")
+    with pytest.raises(CheckpointPlaceTaken):
+        take(storage, store="another life", led_before=1, sleep=lives(first))
+    second = take(storage, store="life", led_before=1, sleep=never)
+    with pytest.raises(CheckpointPlaceTaken, match=second.owner):
+        first.renew()
+    with pytest.raises(CheckpointPlaceTaken):
+        take(storage, store="life", sleep=lives(second))
+    second.check()
+
+
 def test_an_owner_that_lost_its_place_commits_nothing(storage: Storage) -> None:
     write(storage, 1)
     place = owned(storage)

@@ -398,6 +398,19 @@ def test_a_leader_that_stood_still_while_another_one_came_to_lead_tells_nobody_a
         assert "its process here ends, and stands by" in hosts.of[0, False].log()
 
 
+def test_a_standby_that_leads_writes_checkpoints_where_the_one_before_may_live(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    with Hosts(tmp_path, flags=("--checkpoint", run)) as hosts, trained(hosts) as (store, _):
+        store.checkpoint(run)
+        hosts.stop(0, standby=False)
+        train(store, 2)
+        began = time.monotonic()
+        store.checkpoint(run)
+        assert time.monotonic() - began < 15.0  # before a lease is over
+        assert open_place(run).place.latest() == 4
+        hosts.kill(0, standby=False)
+
+
 def test_a_standby_without_which_its_shard_went_on_does_not_lead_by_mistake(hosts: Hosts) -> None:
     """Its shard is dead by now; what it has is old."""
     with trained(hosts) as (store, _):

@@ -5,7 +5,8 @@
 The beat goes up while the owner lives. No clocks are compared: whoever wants the place watches for a lease, by its own
 clock, whether the beat still changes. It takes the place over
 
-  - at once, if the owner was a process of this machine and is gone, or if an operator says so (`take_over`);
+  - at once, if the owner was a process of this machine and is gone, if it led the same store before whoever comes, as
+    one of a host that has fallen silent, or if an operator says so (`take_over`);
   - after a lease in which the beat did not change.
 
 An owner looks into the file before each commit, and before each beat, and is told there that it has lost the place.
@@ -58,6 +59,10 @@ class OwnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The process on its machine, so that another one there can see whether it lives: see `this_process`."""
     since: Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME_S)] = 0.0
     """Unix time in seconds. For people."""
+    store: str = ""
+    """Id of the life of a store, whichever of its processes leads there; '': it is none's."""
+    led_before: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """How many processes have led it before this one."""
 
 
 class Ownership:
@@ -106,23 +111,28 @@ def take(
     storage: Storage,
     *,
     take_over: bool = False,
+    store: str = "",
+    led_before: int = 0,
     lease_s: float = LEASE_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ownership:
-    """Makes the caller the owner of a place. Returns at once where nobody owns it, or `take_over` is given; else waits
-    until it is seen that the owner lives, at most its lease. Raises CheckpointPlaceTaken, StorageFailed."""
+    """Makes the caller the owner of a place. Returns at once where nobody owns it, one that led the same store before
+    does, or `take_over` is given; else waits until it is seen that the owner lives, at most its lease. `store`,
+    `led_before`: see OwnerRecord. Raises CheckpointPlaceTaken, StorageFailed."""
     mine = OwnerRecord(
         owner=secrets.token_hex(8),
         lease_s=lease_s,
         host=os.uname().nodename,
         process=this_process(),
         since=time.time(),
+        store=store,
+        led_before=led_before,
     )
     if storage.claim(OWNER, msgspec.json.encode(mine)):
         return _confirmed(storage, mine)
     there = read_owner(storage)
     is_mine = there is not None and there.owner == mine.owner  # storage was asked twice, as its answer was lost
-    if there is not None and not (take_over or is_mine or _is_gone(there)):
+    if there is not None and not (take_over or is_mine or _is_followed(there, mine) or _is_gone(there)):
         _watch(storage, there, sleep)
     _write(storage, mine)
     return _confirmed(storage, mine)
@@ -154,6 +164,11 @@ def _process(pid: int) -> str:
     except (OSError, IndexError):
         return ""
     return f"{boot} {namespace} {pid} {began}"
+
+
+def _is_followed(there: OwnerRecord, mine: OwnerRecord) -> bool:
+    """Whether that one led the store which this one leads now: it may live, and nobody hears it."""
+    return bool(mine.store) and there.store == mine.store and there.led_before < mine.led_before
 
 
 def _is_gone(there: OwnerRecord) -> bool:

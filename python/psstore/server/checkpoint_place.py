@@ -62,10 +62,21 @@ class StoragePlace:
     """A `KeptPlace` with a thread of its own, which takes it, does what is to be done there, and says that the owner
     lives."""
 
-    def __init__(self, url: str, *, at: int | None = None, keep: int = ALL, full_every: int = 1) -> None:
-        """`at`: the version that the store is at, where it is under way; where it begins, `start_at` is told. `keep`,
-        `full_every`: see OwnedPlace."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        store: str = "",
+        led_before: int = 0,
+        at: int | None = None,
+        keep: int = ALL,
+        full_every: int = 1,
+    ) -> None:
+        """`store`, `led_before`: see OwnerRecord. `at`: the version that the store is at, where it is under way; where
+        it begins, `start_at` is told. `keep`, `full_every`: see OwnedPlace."""
         self.url = url
+        self._store = store
+        self._led_before = led_before
         self._at = at
         self._keep = keep
         self._full_every = full_every
@@ -150,7 +161,7 @@ class StoragePlace:
 
     def _take(self) -> OwnedPlace:
         place = open_place(self.url).place
-        self._ownership = take(place.storage)
+        self._ownership = take(place.storage, store=self._store, led_before=self._led_before)
         owned = OwnedPlace(place, self._ownership, keep=self._keep, full_every=self._full_every)
         if self._at is not None:
             owned.start_at(self._at)

@@ -111,7 +111,7 @@ async def serve(settings: ShardSettings) -> None:
     elif not await stand_by(settings, settings.follows, server, service, orders, stopped, sockets):
         return
     else:
-        own_place(settings, keeper)
+        own_place(settings, keeper, led_before=service.leadership.standbys.epoch)
     service.leadership.standbys.on_in_sync = lambda client: report(IN_SYNC, client)
     service.leadership.standbys.on_lost = lambda client: report(LOST, client)
     service.leadership.standbys.on_retired = lambda client: report(RETIRED, client)
@@ -149,12 +149,12 @@ async def serve(settings: ShardSettings) -> None:
         leave(1)
 
 
-def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None) -> StoragePlace | None:
-    """Takes the place where the store's checkpoints go, on the shard that keeps them."""
-    chosen = settings.checkpoint
-    if keeper is None or chosen.url is None:
+def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None, *, led_before: int = 0) -> StoragePlace | None:
+    """Takes the place where the store's checkpoints go, on the shard that keeps them. `led_before`: see open_place."""
+    url = settings.checkpoint.url
+    if keeper is None or url is None:
         return None
-    place = open_place(chosen, chosen.url)
+    place = open_place(settings, url, led_before=led_before)
     keeper.has_place(place)
     return place
 

@@ -22,7 +22,7 @@ from psstore.protocol.welcoming import ShardIdentity
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
 from psstore.server.shard_saver import ShardSaver
-from psstore.server.shard_settings import CheckpointSettings, ShardSettings
+from psstore.server.shard_settings import ShardSettings
 
 OTHER_FILES = 128
 """Open files of a shard that are no connections it serves: the loop's own, and refusals under way."""
@@ -127,24 +127,24 @@ def make_service(
 def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> CheckpointKeeper | None:
     if coordinator is None:
         return None
-    chosen = settings.checkpoint
     return CheckpointKeeper(
         coordinator,
         num_shards=len(settings.addresses),
         signer=Signer(settings.signing_key),
         lineage=settings.lineage or settings.store,
         own=None,
-        open_place=partial(open_place, chosen),
-        any_place=chosen.any_place,
+        open_place=partial(open_place, settings),
+        any_place=settings.checkpoint.any_place,
     )
 
 
-def open_place(chosen: CheckpointSettings, url: str, at: int | None = None) -> StoragePlace:
+def open_place(settings: ShardSettings, url: str, at: int | None = None, *, led_before: int = 0) -> StoragePlace:
     """Takes a place, for a store that is under way `at` that version; how many checkpoints are kept is chosen for the
-    store's own."""
+    store's own. `led_before`: how many processes have led the store before this one."""
+    chosen, store = settings.checkpoint, settings.store
     if url != chosen.url:
-        return StoragePlace(url, at=at)
-    return StoragePlace(url, at=at, keep=chosen.keep, full_every=chosen.full_every)
+        return StoragePlace(url, store=store, led_before=led_before, at=at)
+    return StoragePlace(url, store=store, led_before=led_before, at=at, keep=chosen.keep, full_every=chosen.full_every)
 
 
 def make_coordinator(settings: ShardSettings) -> Coordinator:
