@@ -69,5 +69,10 @@ class Orders:
 
 
 def report(*words: str) -> None:
-    """Says a line to the supervisor."""
-    print(*words, flush=True)
+    """Says a line to the supervisor. One that is gone hears nothing, and this process ends once it has read that."""
+    try:
+        print(*words, flush=True)
+    except BrokenPipeError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # what could not be said would be tried again at the end
+        os.close(null)
