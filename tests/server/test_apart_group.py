@@ -18,7 +18,7 @@ import pytest
 from psstore.config import NO_CREDENTIALS
 from psstore.errors import StoreUnreachable
 from psstore.protocol.election import Succession
-from psstore.server import apart_group
+from psstore.server import apart_group, standing_by
 from psstore.server.apart_group import ApartGroup
 from psstore.server.other_member import look_at, refuses
 from psstore.server.pipe_words import CUT, IN_SYNC, LOST, RETIRED, WITHOUT
@@ -154,6 +154,14 @@ def test_nobody_listens_at_a_host_if_none_of_its_addresses_that_can_be_reached_h
         ]:
             monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
             assert refuses("ps://store-1.store:5700", timeout_s=0.3) is nobody, found
+
+
+def test_a_standby_that_does_not_reach_its_shard_says_where_that_was_to_be() -> None:
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))
+        place = f"ps://127.0.0.1:{refusing.getsockname()[1]}"
+        with pytest.raises(StoreUnreachable, match=f"no connection to the shard at {place}: .*refused"):
+            standing_by._connect(place, NO_CREDENTIALS)
 
 
 class Other:

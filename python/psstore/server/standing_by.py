@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from psstore import _core
 from psstore.config import Credentials
 from psstore.errors import ShuttingDown, StoreUnreachable
-from psstore.net.address import UnixAddress, parse_address
+from psstore.net.address import TcpAddress, UnixAddress, parse_address
 from psstore.net.certificates import Certificates
 from psstore.net.names import current_host
 from psstore.net.server import Server
@@ -96,13 +96,19 @@ async def stand_by(
 
 
 def _connect(place: str, credentials: Credentials) -> tuple[socket.socket, _core.TlsSession | None]:
-    """A socket that is connected to the shard there, and how what goes over it is encrypted. Raises OSError."""
+    """A socket that is connected to the shard there, and how what goes over it is encrypted. Raises StoreUnreachable,
+    TlsFailed, BadArgument."""
     address = parse_address(place)
-    if isinstance(address, UnixAddress):
-        sock, tls = socket.socket(socket.AF_UNIX), None
-        sock.connect(address.path)
-    else:
-        sock = socket.create_connection((current_host(address.host), address.port), timeout=CONNECT_S)
-        tls = Certificates(credentials, server=False).session(address.name or address.host) if address.tls else None
+    try:
+        if isinstance(address, UnixAddress):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(address.path)
+        else:
+            sock = socket.create_connection((current_host(address.host), address.port), timeout=CONNECT_S)
+    except OSError as error:
+        raise StoreUnreachable(f"no connection to the shard at {place}: {error}") from error
+    tls = None
+    if isinstance(address, TcpAddress) and address.tls:
+        tls = Certificates(credentials, server=False).session(address.name or address.host)
     sock.setblocking(False)
     return sock, tls
