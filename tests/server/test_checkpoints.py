@@ -249,6 +249,7 @@ def test_a_last_checkpoint_that_is_not_written_is_told(tmp_path: Path) -> None:
             unread = num_unread(asked)
             process.signal(signal.SIGTERM)
             assert eventually(lambda: num_unread(asked) > unread), "the store waits for it"
+        assert eventually(lambda: "waiting for the last checkpoint" in process.log())
         writer.kill()
         assert process.wait() == EXIT_FAILED
         assert "the last checkpoint was not written" in process.log()

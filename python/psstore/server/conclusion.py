@@ -30,6 +30,9 @@ LOOK_AGAIN_S = 0.2
 LAST_CHECKPOINT_S = 600.0
 """How long the last checkpoint of a store that is asked to end may take."""
 
+TELL_S = 3.0
+"""After which it is said that it is waited for."""
+
 _log = logging.getLogger("psstore.supervisor")
 
 
@@ -59,14 +62,22 @@ class Conclusion:
         if process is None:
             return not self.checkpoints.is_to_run
         process.finish()
-        until = time.monotonic() + LAST_CHECKPOINT_S
-        while (events := self._hear(until)) and process not in events:
-            pass
+        events = self._hear_of(process, for_s=TELL_S)
+        if events == []:
+            _log.warning("waiting for the last checkpoint; another signal ends that")
+            events = self._hear_of(process, for_s=LAST_CHECKPOINT_S - TELL_S)
         if events == []:
             _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
         is_written = bool(events) and not process.has_failed()
         self.checkpoints.end()
         return is_written
+
+    def _hear_of(self, process: CheckpointProcess, *, for_s: float) -> list[Event] | None:
+        """Something of that process, or nothing in that time. None: see `_hear`."""
+        until = time.monotonic() + for_s
+        while (events := self._hear(until)) and process not in events:
+            pass
+        return events
 
     def _linger(self, places: Sequence[str]) -> None:
         """Until nobody listens any more where others hear of the end from here, or they had the time for that."""
