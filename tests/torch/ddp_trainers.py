@@ -268,6 +268,7 @@ def _in_group(work: Callable[[int], T], rank: int, meeting_point: str) -> T:
         timeout=timedelta(seconds=WAIT_S),
     )
     try:
+        torch.distributed.barrier()  # else one that has nothing to do may leave before the other is there
         return work(rank)
     finally:
         torch.distributed.destroy_process_group()
