@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -147,8 +147,15 @@ def test_closing_a_store_that_a_signal_interrupts_leaves_nothing(raising: signal
 
 
 def test_a_child_that_another_thread_forks_during_a_call_heeds_signals() -> None:
-    """As of a pool that an evaluation makes on a thread of its own."""
+    """As of a pool that an evaluation makes on a thread of its own. In a process without torch: what that keeps for the
+    main thread ends in such a child, and hangs there if it is a process group of Gloo."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        code = fresh.submit(how_a_child_forked_during_a_call_ends).result()
+    assert code == 1, "it ends by KeyboardInterrupt"
 
+
+def how_a_child_forked_during_a_call_ends() -> int | None:
+    """On SIGINT: its exit code, or None if it does not."""
     fork = multiprocessing.get_context("fork")
     begins = fork.Event()  # what is raised while Python itself begins there is lost
 
@@ -178,7 +185,7 @@ def test_a_child_that_another_thread_forks_during_a_call_heeds_signals() -> None
         code = child.exitcode
         child.kill()
         child.join()
-    assert code == 1, "it ends by KeyboardInterrupt"
+    return code
 
 
 def is_asleep(pid: int | None) -> bool:
