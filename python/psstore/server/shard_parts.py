@@ -141,10 +141,8 @@ def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> Che
 def open_place(settings: ShardSettings, url: str, at: int | None = None, *, led_before: int = 0) -> StoragePlace:
     """Takes a place, for a store that is under way `at` that version; how many checkpoints are kept is chosen for the
     store's own. `led_before`: how many processes have led the store before this one."""
-    chosen, store = settings.checkpoint, settings.store
-    if url != chosen.url:
-        return StoragePlace(url, store=store, led_before=led_before, at=at)
-    return StoragePlace(url, store=store, led_before=led_before, at=at, keep=chosen.keep, full_every=chosen.full_every)
+    chosen, place = settings.checkpoint, partial(StoragePlace, url, store=settings.store, led_before=led_before, at=at)
+    return place(keep=chosen.keep, full_every=chosen.full_every) if url == chosen.url else place()
 
 
 def make_coordinator(settings: ShardSettings) -> Coordinator:
